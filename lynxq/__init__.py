@@ -1,0 +1,21 @@
+"""lynxq: progressive compression of KV caches (anchor first, residual later).
+
+The public surface is what this module names; :mod:`lynxq.metrics`, :mod:`lynxq.baselines`,
+:mod:`lynxq.backends` and :mod:`lynxq.errors` are imported on demand.
+"""
+
+from lynxq.codec import decode_anchor, decode_full, encode
+from lynxq.encoded import Encoded
+from lynxq.errors import LynxqError
+from lynxq.params import Params
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Encoded",
+    "LynxqError",
+    "Params",
+    "decode_anchor",
+    "decode_full",
+    "encode",
+]

@@ -1,0 +1,43 @@
+"""The registry of backends: names, lazy loaders, and why one is not there.
+
+To add one, write a module with a :class:`lynxq.backends.base.Backend` and register it in `_LOADERS`; then run
+``lynxq.testing.check_backend("name")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from lynxq.backends.base import Backend
+from lynxq.errors import BackendError
+
+
+def _reference() -> Backend:
+    from lynxq.backends.reference import ReferenceBackend
+
+    return ReferenceBackend()
+
+
+#: Best first: what `get` takes when no name is given.
+_LOADERS: dict[str, Callable[[], Backend]] = {"reference": _reference}
+
+
+@cache
+def _load(name: str) -> Backend:
+    return _LOADERS[name]()
+
+
+def get(name: str | None = None) -> Backend:
+    """The backend of a name, or the best one that runs here.
+
+    Raises
+    ------
+    BackendError
+        If there is no such backend, or it cannot run here; the message says why.
+    """
+    if name is None:
+        name = next(iter(_LOADERS))
+    if name not in _LOADERS:
+        raise BackendError(f"backend must be one of {', '.join(_LOADERS)}, got {name!r}")
+    return _load(name)

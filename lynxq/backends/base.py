@@ -1,0 +1,65 @@
+"""What a backend implements: three operations on raw arrays, and what each of them promises.
+
+A backend changes speed, never bytes. Everything that can be decided without looking at data is decided before
+a backend is called: arguments are checked, sizes are right, buffers do not overlap.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lynxq.dtypes import DType, Raw
+from lynxq.layout import Layout
+
+Bytes = NDArray[np.uint8]
+
+
+class Backend(ABC):
+    """An executor of the codec.
+
+    Raw arrays hold the tensor in its own shape, with any strides, as ``uint16`` bit patterns (float16,
+    bfloat16) or ``float32``. Streams are flat ``uint8`` arrays of exactly `Layout.stream_size` bytes.
+    """
+
+    name: str
+
+    @abstractmethod
+    def first_nonfinite(self, layout: Layout, x: Raw) -> tuple[int, tuple[int, ...]] | None:
+        """Count the NaN and infinite values among the valid tokens.
+
+        Returns
+        -------
+        tuple of int and tuple of int, or None
+            How many there are and the index of the first in C order; None if there are none.
+        """
+
+    @abstractmethod
+    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes) -> None:
+        """Write both streams, every byte of them.
+
+        Parameters
+        ----------
+        layout : Layout
+        x : ndarray, shape ``layout.shape``
+            Finite values; tokens from ``layout.tokens`` on are not read.
+        anchor, residual : ndarray of uint8
+            Uninitialised; bytes that hold nothing are set to zero.
+        """
+
+    @abstractmethod
+    def decode(self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType) -> None:
+        """Write the reconstruction: the anchor decode without a residual, the full decode with one.
+
+        Parameters
+        ----------
+        layout : Layout
+        anchor : ndarray of uint8
+        residual : ndarray of uint8, optional
+        out : ndarray, shape ``layout.shape``
+            Raw array of `dtype`; tokens from ``layout.tokens`` on become zero.
+        dtype : DType
+            Of the result, which need not be that of the encoded tensor.
+        """

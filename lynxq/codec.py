@@ -1,0 +1,202 @@
+"""encode, decode_anchor, decode_full: check the arguments, pick a backend, run it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lynxq import arrays, backends, dtypes
+from lynxq.arrays import Array
+from lynxq.encoded import Encoded
+from lynxq.errors import DTypeError, NonFiniteError, ShapeError
+from lynxq.layout import Layout, Tier
+from lynxq.params import Params
+
+
+def encode(
+    x: Array,
+    params: Params | None = None,
+    *,
+    token_axis: int,
+    first_token: int = 0,
+    head_dim: int | None = None,
+    valid_tokens: int | None = None,
+    backend: str | None = None,
+    out: Encoded | None = None,
+) -> Encoded:
+    """Code a tensor of keys or values into an anchor and a residual stream.
+
+    Implements Algorithm 1 of the paper (arXiv 2607.01831) with its gaps closed as on the algorithm page.
+
+    Parameters
+    ----------
+    x : numpy array or CPU torch tensor, shape (outer…, tokens, inner…)
+        float32, float16 or bfloat16, with any strides; it is not copied as a whole. All values must be finite.
+    params : Params, optional
+        ``Params.keys()`` by default.
+    token_axis : int
+        The axis of tokens. Axes before it are independent of each other; axes after it are channels, and
+        the last one of these is the head.
+    first_token : int
+        Position of the first token in its sequence. Sink tokens are those of the sequence's beginning.
+    head_dim : int, optional
+        Where heads end if the last axis holds several of them; it must divide that axis.
+    valid_tokens : int, optional
+        Tokens that hold values. What follows them is never read and decodes to zero.
+    backend : str, optional
+        Name of a backend; the best one that runs here by default. It changes speed, never bytes.
+    out : Encoded, optional
+        An earlier result of the same layout but for `first_token`, whose buffers are to be reused. If the call fails they are
+        unchanged.
+
+    Returns
+    -------
+    Encoded
+        Its streams are arrays of the same library as `x`.
+
+    Raises
+    ------
+    DTypeError, ShapeError, ParamsError
+        If an argument does not fit.
+    NonFiniteError
+        If a valid value is NaN or infinite.
+
+    Examples
+    --------
+    >>> import numpy as np, lynxq
+    >>> keys = np.random.default_rng(0).standard_normal((512, 2, 64), dtype=np.float32)
+    >>> encoded = lynxq.encode(keys, token_axis=0)
+    >>> lynxq.decode_full(encoded).shape
+    (512, 2, 64)
+    """
+    params = Params.keys() if params is None else params
+    if not isinstance(params, Params):
+        raise DTypeError(f"params must be a Params, got {type(params).__name__}")
+    source = arrays.as_raw(x)
+    layout = Layout.of(
+        params,
+        source.raw.shape,
+        source.dtype,
+        token_axis=token_axis,
+        head_dim=head_dim,
+        first_token=first_token,
+        valid_tokens=valid_tokens,
+    )
+    engine = backends.get(backend)
+    anchor, residual = _buffers(layout, source, out)
+    found = engine.first_nonfinite(layout, source.raw)
+    if found is not None:
+        raise NonFiniteError(*found)
+    engine.encode(layout, source.raw, arrays.as_bytes(anchor, "anchor"), arrays.as_bytes(residual, "residual"))
+    return Encoded(layout, anchor, residual)
+
+
+def _buffers(layout: Layout, source: arrays.RawArray, out: Encoded | None) -> tuple[Array, Array]:
+    """Both streams' memory: new, or that of an earlier result."""
+    sizes = layout.stream_size("anchor"), layout.stream_size("residual")
+    if out is None:
+        return arrays.empty_bytes(sizes[0], source.library), arrays.empty_bytes(sizes[1], source.library)
+    if not isinstance(out, Encoded):
+        raise DTypeError(f"out must be an Encoded, got {type(out).__name__}")
+    if out.library != source.library or out.residual is None:
+        raise DTypeError(f"out must be an Encoded with both streams as {source.library} arrays")
+    streams = arrays.as_bytes(out.anchor, "anchor"), arrays.as_bytes(out.residual, "residual")
+    if (streams[0].size, streams[1].size) != sizes:
+        raise ShapeError(f"out must have streams of {sizes} bytes, got {(streams[0].size, streams[1].size)}")
+    for stream in streams:
+        if not stream.flags.writeable:
+            raise DTypeError("the streams of out must be writable")
+        if np.may_share_memory(stream, source.raw):
+            raise ShapeError("out must not share memory with the input")
+    return out.anchor, out.residual
+
+
+def decode_anchor(
+    encoded: Encoded, *, dtype: object = None, out: Array | None = None, backend: str | None = None
+) -> Array:
+    """Reconstruct a tensor from its anchor stream alone.
+
+    Parameters
+    ----------
+    encoded : Encoded
+        With or without a residual stream; it is not read.
+    dtype : str or dtype, optional
+        Of the result: that of `out`, or that of the encoded tensor by default. Values beyond its largest
+        finite one become that one.
+    out : array, optional
+        Array of the tensor's shape and of the same library as the streams, with any strides, to write into.
+        If the call fails it is unchanged.
+    backend : str, optional
+        Name of a backend; the best one that runs here by default. It changes speed, never bits.
+
+    Returns
+    -------
+    array, shape ``encoded.shape``
+        `out`, or a new numpy array or torch tensor. Every value lies within the range of its run.
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        If an argument does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, lynxq
+    >>> keys = np.random.default_rng(0).standard_normal((512, 2, 64), dtype=np.float32)
+    >>> near = lynxq.decode_anchor(lynxq.encode(keys, token_axis=0))
+    >>> bool(np.abs(near - keys).max() < 0.4)
+    True
+    """
+    return _decode(encoded, "anchor", dtype, out, backend)
+
+
+def decode_full(
+    encoded: Encoded, *, dtype: object = None, out: Array | None = None, backend: str | None = None
+) -> Array:
+    """Reconstruct a tensor from both streams.
+
+    Parameters
+    ----------
+    encoded : Encoded
+        With its residual stream.
+    dtype, out, backend
+        As for :func:`decode_anchor`; `out` may hold the anchor decode, which is then overwritten.
+
+    Returns
+    -------
+    array, shape ``encoded.shape``
+
+    Raises
+    ------
+    MissingResidualError
+        If there is no residual stream.
+    DTypeError, ShapeError
+        If an argument does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, lynxq
+    >>> keys = np.random.default_rng(0).standard_normal((512, 2, 64), dtype=np.float32)
+    >>> close = lynxq.decode_full(lynxq.encode(keys, token_axis=0))
+    >>> bool(np.abs(close - keys).max() < 0.03)
+    True
+    """
+    return _decode(encoded, "full", dtype, out, backend)
+
+
+def _decode(encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None) -> Array:
+    if not isinstance(encoded, Encoded):
+        raise DTypeError(f"expected an Encoded, got {type(encoded).__name__}")
+    anchor = arrays.as_bytes(encoded.anchor, "anchor")
+    stream = encoded.stream(tier)
+    residual = None if stream is None else arrays.as_bytes(stream, "residual")
+    engine = backends.get(backend)
+    wanted = None if dtype is None else dtypes.named(dtype)
+    if out is None:
+        out = arrays.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.library)
+    target = arrays.as_output(out, encoded.shape, encoded.library)
+    if wanted is not None and target.dtype is not wanted:
+        raise DTypeError(f"out must have dtype {wanted.name}, got {target.dtype.name}")
+    if any(np.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
+        raise ShapeError("out must not share memory with the encoded streams")
+    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype)
+    return out

@@ -1,0 +1,135 @@
+"""Every documented failure has a class of its own under :class:`LynxqError`.
+
+Argument errors also derive from the builtin that Python users expect (``ValueError`` or ``TypeError``),
+container errors from :class:`ContainerError`. Messages are one sentence and show the offending value.
+"""
+
+from __future__ import annotations
+
+
+class LynxqError(Exception):
+    """Base of every error that lynxq raises on purpose."""
+
+
+# --- arguments -------------------------------------------------------------------------------------
+
+
+class ParamsError(LynxqError, ValueError):
+    """A codec parameter is out of its range, or two parameters do not fit each other."""
+
+
+class ShapeError(LynxqError, ValueError):
+    """A shape, axis, token count or buffer size does not fit the tensor."""
+
+
+class DTypeError(LynxqError, TypeError):
+    """An array's type, dtype, byte order or device is not one that lynxq codes."""
+
+
+class NonFiniteError(LynxqError, ValueError):
+    """The input holds NaN or infinity.
+
+    Attributes
+    ----------
+    count : int
+        Number of non-finite values.
+    first_index : tuple of int
+        Index of the first one, in the shape of the input.
+    """
+
+    def __init__(self, count: int, first_index: tuple[int, ...]) -> None:
+        super().__init__(
+            f"input has {count} non-finite value{'s' if count != 1 else ''}, the first at index {first_index}"
+        )
+        self.count = count
+        self.first_index = first_index
+
+
+class BackendError(LynxqError, RuntimeError):
+    """The backend asked for does not exist or cannot run here."""
+
+
+class MissingResidualError(LynxqError, ValueError):
+    """A full decode was asked for, but there is no residual stream."""
+
+
+# --- containers ------------------------------------------------------------------------------------
+
+
+class ContainerError(LynxqError):
+    """Base of everything that can be wrong with a container or a frame."""
+
+
+class NotLynxError(ContainerError):
+    """The data does not begin with the magic bytes."""
+
+
+class TextModeError(NotLynxError):
+    """The magic bytes went through a text-mode transfer that changed line ends."""
+
+
+class VersionError(ContainerError):
+    """The container has a major version that this reader does not know."""
+
+
+class TruncatedError(ContainerError):
+    """The data ends before the part that is asked for.
+
+    Attributes
+    ----------
+    needed, available : int
+        Bytes needed, and bytes there are.
+    """
+
+    def __init__(self, what: str, needed: int, available: int) -> None:
+        super().__init__(f"{what} needs {needed} bytes, but only {available} are there")
+        self.needed = needed
+        self.available = available
+
+
+class HeaderChecksumError(ContainerError):
+    """The checksum of a segment header does not match its bytes."""
+
+
+class HeaderError(ContainerError):
+    """A segment header has a right checksum but breaks a rule of the format."""
+
+
+class ReservedError(ContainerError):
+    """A reserved field or bit is not zero."""
+
+
+class LimitError(ContainerError):
+    """A size or count is over the format's cap."""
+
+
+class FrameError(ContainerError):
+    """A frame header is damaged or is not the one that belongs at its place."""
+
+
+class AnchorChecksumError(ContainerError):
+    """The payload of an anchor frame is damaged."""
+
+
+class ResidualChecksumError(ContainerError):
+    """The payload of a residual frame is damaged; the anchor is still usable."""
+
+
+class ResidualMismatchError(ContainerError):
+    """A residual frame belongs to another anchor page than the one it is used with."""
+
+
+class StreamKindError(ContainerError):
+    """The container has a critical stream kind that this reader does not know."""
+
+
+class TrailingBytesError(ContainerError):
+    """Bytes follow the last segment, and the caller did not allow that."""
+
+
+class SegmentError(ContainerError):
+    """A segment does not continue the tensors of the segment before it."""
+
+
+class IdentityError(ContainerError):
+    """The container is sound, but it is not what the caller expects."""
