@@ -4,6 +4,7 @@ The public surface is what this module names; :mod:`lynxq.metrics`, :mod:`lynxq.
 :mod:`lynxq.backends` and :mod:`lynxq.errors` are imported on demand.
 """
 
+from lynxq.bounds import error_bound
 from lynxq.codec import decode_anchor, decode_full, encode
 from lynxq.encoded import Encoded
 from lynxq.errors import LynxqError
@@ -18,4 +19,5 @@ __all__ = [
     "decode_anchor",
     "decode_full",
     "encode",
+    "error_bound",
 ]

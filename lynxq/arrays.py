@@ -69,7 +69,7 @@ def as_raw(array: Array) -> RawArray:
     torch = _torch()
     dtype = _known(array.dtype)
     tensor = array.detach()
-    return RawArray(tensor.view(torch.uint16 if dtype.itemsize == 2 else dtype_of(dtype)).numpy(), dtype, library)
+    return RawArray(tensor.view(torch.uint16 if dtype.itemsize == 2 else torch_dtype(dtype)).numpy(), dtype, library)
 
 
 def _known(dtype: object) -> DType:
@@ -81,7 +81,7 @@ def _known(dtype: object) -> DType:
         ) from None
 
 
-def dtype_of(dtype: DType) -> Any:
+def torch_dtype(dtype: DType) -> Any:
     """The torch dtype of a `DType`."""
     return getattr(_torch(), dtype.name)
 
@@ -91,14 +91,14 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype is dtypes.BFLOAT16:
         import ml_dtypes  # here, so that importing lynxq imports numpy only
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return cast("np.dtype[Any]", np.dtype(ml_dtypes.bfloat16))
     return np.dtype(dtype.name)
 
 
 def empty(shape: Sequence[int], dtype: DType, library: Library) -> Array:
     """A new array of a library, contiguous and uninitialised."""
     if library == "torch":
-        return _torch().empty(tuple(shape), dtype=dtype_of(dtype))
+        return _torch().empty(tuple(shape), dtype=torch_dtype(dtype))
     return np.empty(shape, numpy_dtype(dtype))
 
 
@@ -141,7 +141,9 @@ def as_output(array: Array, shape: Sequence[int], library: Library) -> RawArray:
     result = as_raw(array)
     if not result.raw.flags.writeable:
         raise DTypeError("out must be writable, got a read-only array")
-    repeated = any(n > 1 and step == 0 for n, step in zip(result.raw.shape, result.raw.strides, strict=True))
+    repeated = result.raw.size > 0 and any(
+        n > 1 and step == 0 for n, step in zip(result.raw.shape, result.raw.strides, strict=True)
+    )
     if repeated:
         raise ShapeError(f"out must not repeat its memory, got strides {result.raw.strides}")
     return result

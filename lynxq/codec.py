@@ -45,8 +45,8 @@ def encode(
     backend : str, optional
         Name of a backend; the best one that runs here by default. It changes speed, never bytes.
     out : Encoded, optional
-        An earlier result of the same layout but for `first_token`, whose buffers are to be reused. If the call fails they are
-        unchanged.
+        An earlier result with streams of the same sizes, whose buffers are to be reused. If the call fails
+        they are unchanged.
 
     Returns
     -------

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 _DIGITS = 60
 
 #: Rate of the exponential density whose bin centroids are the default anchor points; measured, see docs/design.md.
-ANCHOR_DENSITY_RATE = Decimal("1.5")
+ANCHOR_DENSITY_RATE = Decimal(2)
 
 
 def level_count(anchor_bits: int, residual_bits: int) -> int:

@@ -23,6 +23,7 @@ class DType:
     name: str
     number: int
     raw: np.dtype[np.uint16] | np.dtype[np.float32]
+    #: Bits of the exponent, all set in NaN and infinity.
     exponent_mask: int
     #: Largest finite value; a decode saturates there instead of overflowing.
     largest: float
@@ -83,7 +84,7 @@ def from_float32(values: NDArray[np.float32], dtype: DType) -> Raw:
 
 def nonfinite(raw: Raw, dtype: DType) -> NDArray[np.bool_]:
     """Where raw values are NaN or infinite."""
-    mask = dtype.exponent_mask
-    bits = raw.view(np.uint32) if dtype is FLOAT32 else raw
-    result: NDArray[np.bool_] = (bits & bits.dtype.type(mask)) == mask
-    return result
+    if dtype is FLOAT32:
+        return np.isinf(raw) | np.isnan(raw)
+    exponent = raw.view(np.uint16) & np.uint16(dtype.exponent_mask)
+    return (exponent == dtype.exponent_mask).astype(np.bool_, copy=False)

@@ -96,6 +96,19 @@ class Params:
             ("sink_tokens", 0, MAX_PAGE),
         ):
             self._set(name, _integer(name, getattr(self, name), low, high))
+        self._set("alpha", _alpha(self.alpha))
+        self._check_relations()
+        if self.range_implies_chunk:
+            self._set("metadata", "u8")  # nothing is stored, so the width changes nothing
+        if self.anchor_points is not None:
+            points = _points(self.anchor_points, self.anchor_bits)
+            default = companding.anchor_points(self.alpha, self.anchor_bits, self.residual_bits)
+            self._set("anchor_points", None if points == tuple(default.tolist()) else points)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_relations(self) -> None:
         if self.page % 8:
             raise ParamsError(f"page must be a multiple of 8, got {self.page}")
         if self.range_size % self.chunk:
@@ -109,16 +122,6 @@ class Params:
             )
         if self.sink_tokens > self.page:
             raise ParamsError(f"sink_tokens must be at most page {self.page}, got {self.sink_tokens}")
-        self._set("alpha", _alpha(self.alpha))
-        if self.range_implies_chunk:
-            self._set("metadata", "u8")  # nothing is stored, so the width changes nothing
-        if self.anchor_points is not None:
-            points = _points(self.anchor_points, self.anchor_bits)
-            default = companding.anchor_points(self.alpha, self.anchor_bits, self.residual_bits)
-            self._set("anchor_points", None if points == tuple(default.tolist()) else points)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
     @classmethod
     def keys(cls, **changes: Any) -> Params:
@@ -156,9 +159,7 @@ class Params:
         **changes
             Fields that shall differ from the preset.
         """
-        merged = cls(
-            **{"alpha": 255.0, "center": "mean", "metadata": "f32", "sink_tokens": 0, **changes}
-        )
+        merged = cls(**{"alpha": 255.0, "center": "mean", "metadata": "f32", "sink_tokens": 0, **changes})
         if "anchor_points" in changes:
             return merged
         table = companding.levels(merged.alpha, merged.levels)[:: 1 << merged.residual_bits]
@@ -241,7 +242,7 @@ def _alpha(value: object) -> float:
 
 def _points(values: object, anchor_bits: int) -> tuple[float, ...]:
     try:
-        given = tuple(values)  # type: ignore[arg-type]
+        given: tuple[object, ...] = tuple(values)  # type: ignore[arg-type]
     except TypeError:
         raise ParamsError(f"anchor_points must be a sequence of numbers, got {values!r}") from None
     count = 1 << (anchor_bits - 1)

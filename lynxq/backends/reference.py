@@ -27,6 +27,8 @@ _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _MIN_SIGMA = np.float32(2.0**-126)
 _MIN_STEP = np.float32(2.0**-125)
 _MAX = np.finfo(np.float32).max
+#: Half ranges above this take the midrange for a centre: a mean could be further than float32's largest value away.
+_LARGE = np.float32(2.0**126)
 #: Steps between the middle of a range and its end, for each integer width.
 _STEPS = {"u8": 127, "u16": 32767}
 _SIGNED: dict[str, type] = {"u8": np.int8, "u16": np.int16, "f32": np.float32}
@@ -48,12 +50,21 @@ class Scales(NamedTuple):
 
 
 def _lengths(starts: tuple[int, ...], end: int) -> NDArray[np.intp]:
-    return np.diff(np.array([*starts, end], dtype=np.intp))
+    edges = np.array([*starts, end], dtype=np.intp)
+    return edges[1:] - edges[:-1]
 
 
-def _expand(per_group: NDArray[Any], starts: tuple[int, ...], end: int, axis: int) -> NDArray[Any]:
+def expand(per_group: NDArray[Any], starts: tuple[int, ...], end: int, axis: int) -> NDArray[Any]:
     """Repeat each group's entry for every element of the group."""
     return np.repeat(per_group, _lengths(starts, end), axis=axis)
+
+
+def _reduce(function: np.ufunc, values: F32, starts: tuple[int, ...], axis: int) -> F32:
+    """Minimum or maximum of every group. Adding zero turns -0 into +0: the order of comparisons must not show."""
+    if axis == 2:
+        return function.reduceat(values, starts, axis=axis) + _ZERO
+    pairs = zip(starts, [*starts[1:], None], strict=True)  # ten times as fast as reduceat along this axis
+    return np.stack([function.reduce(values[:, begin:end], axis=1) for begin, end in pairs], axis=1) + _ZERO
 
 
 def _mean(values: F32, groups: Groups, axis: int) -> F32:
@@ -67,7 +78,8 @@ def _mean(values: F32, groups: Groups, axis: int) -> F32:
         total[index] = total[index] + np.take(values, starts[present] + position, axis=axis)
     shape = [1] * values.ndim
     shape[axis] = len(starts)
-    return total / lengths.astype(np.float32).reshape(shape)
+    mean: F32 = total / lengths.astype(np.float32).reshape(shape)
+    return mean
 
 
 def _middle(lo: F32, hi: F32) -> F32:
@@ -76,7 +88,8 @@ def _middle(lo: F32, hi: F32) -> F32:
 
 def _deviation(lo: F32, hi: F32, mu: F32) -> F32:
     """Largest distance from the centre: max(max(x) - μ, μ - min(x))."""
-    return np.maximum(hi - mu, mu - lo)
+    deviation: F32 = np.maximum(hi - mu, mu - lo)
+    return deviation
 
 
 def _float_sigma(deviation: F32) -> F32:
@@ -99,7 +112,10 @@ def quantize_centre_and_scale(
     σ is rounded up until no value of the chunk lies outside μ̂ ± σ̂.
     """
     lo, hi = chunk
-    mu = _middle(lo, hi) if mean is None else np.minimum(np.maximum(mean, lo), hi)
+    mu = _middle(lo, hi)
+    if mean is not None:
+        large = run[1] * _HALF - run[0] * _HALF > _LARGE
+        mu = np.where(large, mu, np.minimum(np.maximum(mean, lo), hi))
     if params.metadata == "f32":
         return mu, _float_sigma(_deviation(lo, hi, mu))
     steps, largest = _STEPS[params.metadata], np.iinfo(_UNSIGNED[params.metadata]).max
@@ -153,16 +169,16 @@ def magnitude_level(t: F32, alpha: float, count: int) -> NDArray[np.uint8]:
     cells, below, table = _grid(alpha, count)
     if not cells:
         return np.searchsorted(table, t, side="right").astype(np.uint8)
-    level = below[np.minimum(t * np.float32(cells), np.float32(cells)).astype(np.int32)]
-    level += t >= table[level]
+    level: NDArray[np.uint8] = below.take(np.minimum(t * np.float32(cells), np.float32(cells)).astype(np.intp))
+    level += t >= table.take(level)
     return level
 
 
 def split(level: NDArray[np.uint8], negative: NDArray[np.bool_], params: Params) -> tuple[Bytes, Bytes]:
     """Anchor and residual code of a magnitude level and a sign, as two's complement of a and r bits."""
     bits = params.residual_bits
-    v_mag = (level + np.uint8((1 << (bits - 1)) - 1)) >> bits
-    v_res = (v_mag << bits) - level
+    v_mag: Bytes = (level + np.uint8((1 << (bits - 1)) - 1)) >> np.uint8(bits)
+    v_res: Bytes = (v_mag << np.uint8(bits)) - level
     q_anc = v_mag ^ -negative.astype(np.uint8)  # -V_mag - 1 is the complement of V_mag
     return q_anc & np.uint8((1 << params.anchor_bits) - 1), v_res & np.uint8((1 << bits) - 1)
 
@@ -184,7 +200,8 @@ def full_table(params: Params) -> F32:
     v_mag = np.where(negative, (1 << params.anchor_bits) - 1 - q_anc, q_anc)
     level = np.clip((v_mag << bits) - v_res, 0, params.levels)  # no encoder leaves [0, L]; a reader must not
     values = companding.levels(params.alpha, params.levels)[level]
-    return np.where(negative, -values, values).ravel()
+    signed: F32 = np.where(negative, -values, values).ravel()
+    return signed
 
 
 # --- blocks ----------------------------------------------------------------------------------------
@@ -229,16 +246,21 @@ def _planes(views: dict[str, NDArray[Any]], prefix: str, outer: slice) -> list[B
 
 
 def block_scales(layout: Layout, views: dict[str, NDArray[Any]], outer: slice, coded: int) -> Scales:
-    """Scales of every *element* of a block, from the sections of its page."""
+    """Scales of every chunk of a block, from the sections of its page."""
     params, axis = layout.params, _axis(layout.params)
     groups = layout.groups(coded)
     count = len(groups.chunk_starts)
     lo, hi = (
-        _expand(to_float32(views[name][outer], layout.dtype), groups.run_starts, count, axis) for name in ("lo", "hi")
+        expand(to_float32(views[name][outer], layout.dtype), groups.run_starts, count, axis) for name in ("lo", "hi")
     )
     stored = (None, None) if params.range_implies_chunk else (views["mu"][outer], views["sigma"][outer])
-    chunks = scales(params, (lo, hi), *stored)
-    return Scales(*(_expand(part, groups.chunk_starts, groups.length, axis) for part in chunks))
+    return scales(params, (lo, hi), *stored)
+
+
+def page_scales(layout: Layout, anchor: Bytes, page: int) -> Scales:
+    """Scales of every chunk of a page, from the anchor stream."""
+    views = _views(layout, anchor, "anchor", page)
+    return block_scales(layout, views, slice(0, layout.outer), layout.coded(page))
 
 
 def _encode_block(
@@ -252,22 +274,22 @@ def _encode_block(
     if coded == 0:
         return
     groups = layout.groups(coded)
-    # Chunk and run ranges. Adding zero turns -0 into +0, so that the order of comparisons does not show.
-    chunk = tuple(f.reduceat(x, groups.chunk_starts, axis=axis) + _ZERO for f in (np.minimum, np.maximum))
-    lo = np.minimum.reduceat(chunk[0], groups.run_starts, axis=axis)
-    hi = np.maximum.reduceat(chunk[1], groups.run_starts, axis=axis)
+    chunk = _reduce(np.minimum, x, groups.chunk_starts, axis), _reduce(np.maximum, x, groups.chunk_starts, axis)
+    lo = _reduce(np.minimum, chunk[0], groups.run_starts, axis)
+    hi = _reduce(np.maximum, chunk[1], groups.run_starts, axis)
     anchor["lo"][outer] = from_float32(lo, layout.dtype)  # exact: both are input values
     anchor["hi"][outer] = from_float32(hi, layout.dtype)
     if not params.range_implies_chunk:
         count = len(groups.chunk_starts)
-        run = tuple(_expand(part, groups.run_starts, count, axis) for part in (lo, hi))
+        run = expand(lo, groups.run_starts, count, axis), expand(hi, groups.run_starts, count, axis)
         mean = _mean(x, groups, axis) if params.center == "mean" else None
-        mu, sigma = quantize_centre_and_scale(params, run, chunk, mean)  # type: ignore[arg-type]
+        mu, sigma = quantize_centre_and_scale(params, run, chunk, mean)
         anchor["mu"][outer], anchor["sigma"][outer] = mu, sigma
     # From here on the encoder sees what the decoder will see.
     seen = block_scales(layout, anchor, outer, coded)
-    distance = x - seen.mu
     reciprocal = np.where(seen.sigma > _ZERO, _ONE / seen.sigma, _ZERO)
+    mu, reciprocal = (expand(part, groups.chunk_starts, groups.length, axis) for part in (seen.mu, reciprocal))
+    distance = x - mu
     level = magnitude_level(np.abs(distance) * reciprocal, params.alpha, params.levels)
     q_anc, q_res = split(level, distance < _ZERO, params)
     for codes, bits, views, prefix in (
@@ -288,12 +310,15 @@ def _decode_block(
     params = layout.params
     codes = packing.unpack(_planes(anchor, "anchor", outer), params.anchor_bits, coded)
     if residual is None:
-        factor = anchor_table(params)[codes]
+        factor = anchor_table(params).take(codes)
     else:
         low = packing.unpack(_planes(residual, "residual", outer), params.residual_bits, coded)
-        factor = full_table(params)[(codes << params.residual_bits) | low]
-    seen = block_scales(layout, anchor, outer, coded)
-    return np.minimum(np.maximum(seen.mu + factor * seen.sigma, seen.lo), seen.hi)
+        factor = full_table(params).take((codes << params.residual_bits) | low)
+    groups, axis = layout.groups(coded), _axis(params)
+    chunks = block_scales(layout, anchor, outer, coded)
+    lo, hi, mu, sigma = (expand(part, groups.chunk_starts, groups.length, axis) for part in chunks)
+    value: F32 = np.minimum(np.maximum(mu + factor * sigma, lo), hi)
+    return value
 
 
 class ReferenceBackend(Backend):
