@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lynxq import arrays, companding
+from lynxq import arrays, companding, quantizer
 from lynxq.backends import reference
 from lynxq.encoded import Encoded
 from lynxq.layout import Tier
@@ -60,7 +60,6 @@ def error_bound(encoded: Encoded, tier: Tier = "full") -> NDArray[np.float64]:
         raise ValueError(f"tier must be 'anchor' or 'full', got {tier!r}")
     layout = encoded.layout
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
-    axis = 1 if layout.params.axis == "token" else 2
     result = np.zeros((layout.outer, layout.shape[layout.token_axis], layout.channels))
     # The full decode's gap in an anchor bin is never above the anchor's, but a table given by the user may
     # reconstruct some bins better than others; the larger of both keeps the order of the tiers.
@@ -71,7 +70,6 @@ def error_bound(encoded: Encoded, tier: Tier = "full") -> NDArray[np.float64]:
         coded, sinks = layout.coded(page), layout.page_sinks(page)
         if not coded:
             continue
-        groups = layout.groups(coded)
         with np.errstate(all="ignore"):
             chunks = reference.page_scales(layout, anchor, page)
         lo, hi, mu, sigma = (part.astype(np.float64) for part in chunks)
@@ -79,5 +77,5 @@ def error_bound(encoded: Encoded, tier: Tier = "full") -> NDArray[np.float64]:
         bound = sigma * gap + reach * _SLACK + np.maximum(np.abs(lo), np.abs(hi)) * layout.dtype.unit_roundoff
         bound = np.minimum(bound + 4 * layout.dtype.subnormal_roundoff, hi - lo)
         start, stop = layout.span(page)
-        result[:, start + sinks : stop] = reference.expand(bound, groups.chunk_starts, groups.length, axis)
+        result[:, start + sinks : stop] = quantizer.expand_chunks(bound, layout.groups(coded))
     return result.reshape(encoded.shape)

@@ -87,4 +87,5 @@ def nonfinite(raw: Raw, dtype: DType) -> NDArray[np.bool_]:
     if dtype is FLOAT32:
         return np.isinf(raw) | np.isnan(raw)
     exponent = raw.view(np.uint16) & np.uint16(dtype.exponent_mask)
-    return (exponent == dtype.exponent_mask).astype(np.bool_, copy=False)
+    all_set: NDArray[np.bool_] = exponent == dtype.exponent_mask
+    return all_set

@@ -51,8 +51,9 @@ class Section(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Runs and chunks along one axis of a page: first element of each chunk, and first chunk of each run."""
+    """Runs and chunks along an axis of (outer, tokens, channels): first element of a chunk, first chunk of a run."""
 
+    axis: int
     length: int
     chunk_starts: tuple[int, ...]
     run_starts: tuple[int, ...]
@@ -206,12 +207,12 @@ class Layout:
         chunk, run = self.params.chunk, self.params.range_size
         if self.params.axis == "token":
             starts = tuple(range(0, coded, chunk))
-            return Groups(coded, starts, tuple(range(0, len(starts), run // chunk)))
+            return Groups(1, coded, starts, tuple(range(0, len(starts), run // chunk)))
         per_head = ceil_div(self.head_dim, chunk)
         heads = self.channels // self.head_dim
         starts = tuple(h * self.head_dim + c * chunk for h in range(heads) for c in range(per_head))
         runs = tuple(h * per_head + c for h in range(heads) for c in range(0, per_head, run // chunk))
-        return Groups(self.channels, starts, runs)
+        return Groups(2, self.channels, starts, runs)
 
     def _metadata_shapes(self, coded: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of a page's ranges and of its centres, without building the groups."""
