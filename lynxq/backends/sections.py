@@ -36,7 +36,7 @@ def page_sections(layout: Layout, data: Bytes, stream: Stream, page: int) -> Sec
         bytes.
     """
     raw: np.dtype[Any] = layout.dtype.raw
-    types: dict[str, np.dtype[Any]] = {"lo": raw, "hi": raw, "sinks": raw}
+    types: dict[str, Any] = {"lo": raw, "hi": raw, "sinks": raw}
     types |= {"mu": _CENTRE[layout.params.metadata], "sigma": _SCALE[layout.params.metadata]}
     offset = layout.page_offset(stream, page)
     views: Sections = {}
