@@ -51,6 +51,24 @@ def library_of(array: object) -> Library:
     raise DTypeError(f"expected a numpy array or a torch tensor, got {type(array).__name__}")
 
 
+def import_library(name: object) -> Library:
+    """Import a library of that name so that arrays of it can be made; raises `DTypeError` if that fails."""
+    if name == "torch":
+        try:
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise DTypeError(f"framework 'torch' cannot be imported: {error}") from None
+        return "torch"
+    if name != "numpy":
+        raise DTypeError(f"framework must be 'numpy' or 'torch', got {name!r}")
+    return "numpy"
+
+
+def from_numpy(array: np.ndarray[Any, Any], library: Library) -> Array:
+    """A numpy array as an array of a library, sharing its memory."""
+    return _torch().from_numpy(array) if library == "torch" else array
+
+
 def as_raw(array: Array) -> RawArray:
     """View a caller's array of floats as a raw array.
 

@@ -38,7 +38,7 @@ class Encoded:
     >>> import numpy as np, lynxq
     >>> encoded = lynxq.encode(np.ones((512, 2, 64), np.float32), token_axis=0)
     >>> encoded
-    Encoded(shape=(512, 2, 64), dtype=float32, 5.28 + 4.00 bits per element)
+    Encoded(shape=(512, 2, 64), dtype=float32, 4.97 + 3.97 bits per element)
     >>> encoded.anchor_only().residual is None
     True
     """
@@ -110,6 +110,16 @@ class Encoded:
     def anchor_only(self) -> Encoded:
         """The same tensor without its residual; shares memory."""
         return replace(self, residual=None)
+
+    def to(self, library: Library) -> Encoded:
+        """The same tensor with streams of another library; shares memory."""
+        if library == self.library:
+            return self
+        anchor, residual = (
+            None if data is None else arrays.from_numpy(arrays.as_bytes(data, "stream"), arrays.import_library(library))
+            for data in (self.anchor, self.residual)
+        )
+        return replace(self, anchor=anchor, residual=residual)
 
     def pages(self, start: int, stop: int) -> Encoded:
         """The pages from `start` to before `stop` as an `Encoded` of their own; shares memory.

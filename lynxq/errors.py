@@ -119,6 +119,10 @@ class ResidualMismatchError(ContainerError):
     """A residual frame belongs to another anchor page than the one it is used with."""
 
 
+class MissingAnchorError(ContainerError):
+    """The container holds no anchor stream, without which nothing can be decoded."""
+
+
 class StreamKindError(ContainerError):
     """The container has a critical stream kind that this reader does not know."""
 
