@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,24 +23,19 @@ def sync(file: BinaryIO) -> None:
 def replacing(path: PathLike) -> Iterator[BinaryIO]:
     """A temporary file beside `path` that takes its place, whole and on disk, if nothing goes wrong."""
     target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent or None)
-    temporary = Path(name)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    file = temporary.open("xb")  # made like any file, with the rights that the umask leaves
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             yield file
             sync(file)
-        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+        if target.exists():
+            temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     _sync_directory(target.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _sync_directory(path: Path) -> None:

@@ -25,6 +25,8 @@ class Reader(Mapping[str, StoredTensor]):
         What the writer said of the tensors.
     consumed : int
         Bytes of the anchor source that the segments span; what follows them is not part of the container.
+    anchor_end : int
+        Bytes of the shortest prefix of the anchor source that all anchors can be decoded from.
     complete : bool
         False if the last segment is cut off behind its anchors: then only anchor decodes are sure to work.
     segments : int
@@ -49,6 +51,7 @@ class Reader(Mapping[str, StoredTensor]):
             self.metadata = dict(first.metadata)
             self.minor = max(segment.header.minor for segment in self._segments)
             self.consumed = walks[0].consumed
+            self.anchor_end = walks[0].anchor_end
             self.complete = all(each.complete for each in walks)
             self.segments = len(self._segments)
             self._tensors = {
@@ -133,6 +136,7 @@ class Reader(Mapping[str, StoredTensor]):
         return {
             "format": f"{VERSION[0]}.{self.minor}",
             "bytes": sum(segment.header.segment_size for segment in self._segments),
+            "anchor_end": self.anchor_end,
             "complete": self.complete,
             "segments": self.segments,
             "metadata": self.metadata,

@@ -38,10 +38,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Walk:
-    """The segments of one source, the bytes they span, and whether the source has all of these."""
+    """The segments of one source, the bytes they span, and whether the source has all of these.
+
+    The first `anchor_end` bytes are the shortest prefix that every anchor can be decoded from.
+    """
 
     segments: tuple[Segment, ...]
     consumed: int
+    anchor_end: int
     complete: bool
 
 
@@ -58,7 +62,7 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
         For anything that is wrong with a header.
     """
     segments: list[Segment] = []
-    offset = 0
+    offset = anchor_end = 0
     while not segments or offset < source.size:
         if segments and bytes(source.read(offset, min(len(MAGIC), source.size - offset), "magic bytes")) != MAGIC:
             if allow_trailing:
@@ -76,11 +80,12 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
             end = places["anchor"].offset + dict(header.streams)[KINDS["anchor"]]
             if end > source.size:
                 raise TruncatedError("the anchor stream of a segment", end, source.size)
+            anchor_end = end
         segments.append(Segment(header, places))
         offset += header.segment_size
     for before, after in pairwise(segments):
         check_continues(before.header, after.header)
-    return Walk(tuple(segments), offset, offset <= source.size)
+    return Walk(tuple(segments), offset, anchor_end, offset <= source.size)
 
 
 def join(anchors: Walk, residuals: Walk | None) -> tuple[Segment, ...]:

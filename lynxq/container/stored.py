@@ -96,6 +96,11 @@ class StoredTensor:
         """Whether the container declares a residual stream; a truncated one may not have all of it."""
         return all("residual" in part.segment.places for part in self._parts)
 
+    def nbytes(self, tier: Tier = "full") -> int:
+        """Bytes that a decode of a tier reads, frame headers left out."""
+        streams: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
+        return sum(self.stream_size(stream) for stream in streams)
+
     def stream_size(self, stream: Stream) -> int:
         """Bytes of the tensor's pages of one stream, without frame headers."""
         return sum(part.layout.stream_size(stream) for part in self._parts)
