@@ -200,15 +200,7 @@ def centred_vnmse(x: Array, x_hat: Array, *, token_axis: int) -> float:
 def max_error(x: Array, x_hat: Array) -> float:
     """Largest |x - x̂|, in the unit of the values; 0 for empty tensors.
 
-    Parameters
-    ----------
-    x, x_hat : array
-        The tensor and its reconstruction, of one shape.
-
-    Raises
-    ------
-    ShapeError, DTypeError, NonFiniteError
-        As for :meth:`ErrorSums.of`.
+    Parameters and errors are those of :func:`vnmse`; a non-finite `x_hat` gives infinity.
 
     Examples
     --------

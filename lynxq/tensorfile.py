@@ -44,7 +44,8 @@ class TensorFile:
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor of one of the dtypes that lynxq codes, without reading it; 0 for another dtype."""
         tensor = self._handle.get_slice(name)
-        return prod(tensor.get_shape()) * _ITEMSIZE.get(tensor.get_dtype(), 0)
+        size: int = prod(tensor.get_shape()) * _ITEMSIZE.get(tensor.get_dtype(), 0)
+        return size
 
     def items(self) -> Iterator[tuple[str, Array]]:
         """Names and tensors, one tensor in memory at a time."""
