@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.text import Text
 
 from lynxq.errors import LynxqError
 
-#: Results go to standard output, everything else to standard error.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True, highlight=False)
+#: Results go to standard output, everything else to standard error. Names and messages are never markup.
+out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 class UsageError(LynxqError):
@@ -77,9 +78,4 @@ def pairs(items: list[str]) -> dict[str, str]:
 
 def fail(message: str) -> None:
     """Print one line of error."""
-    err.print(
-        f"[bold red]lynxq:[/] {message}" if err.is_terminal else f"lynxq: {message}",
-        soft_wrap=True,
-        markup=err.is_terminal,
-    )
-    sys.stdout.flush()
+    err.print(Text("lynxq: ", style="bold red") + message, soft_wrap=True)

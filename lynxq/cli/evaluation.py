@@ -65,7 +65,7 @@ def eval_(
         return
     console.out.print(_table(rows))
     for name in chosen:
-        console.out.print(f"{name}: {evaluate.METHODS[name].title}", soft_wrap=True, markup=False)
+        console.out.print(f"{name}: {evaluate.METHODS[name].title}", soft_wrap=True)
 
 
 def demo() -> None:

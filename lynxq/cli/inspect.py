@@ -49,10 +49,9 @@ def info(
         f"{source}: format {found['format']}, {console.size(found['bytes'])}, "
         f"{found['segments']} segment{'s' if found['segments'] != 1 else ''}{state}",
         soft_wrap=True,
-        markup=False,
     )
     for key, value in found["metadata"].items():
-        console.out.print(f"  {key}: {value}", soft_wrap=True, markup=False)
+        console.out.print(f"  {key}: {value}", soft_wrap=True)
     table = Table("tensor", "shape", "dtype", "tokens from", "parameters", "anchor bits", "residual bits", box=None)
     for name, tensor in found["tensors"].items():
         bits = tensor["bits_per_element"]
@@ -81,4 +80,4 @@ def verify(source: Container, residual: Residual = None, allow_trailing: AllowTr
         console.fail(f"{type(error).__name__}: {error}")
     if found:
         raise typer.Exit(1)
-    console.out.print(f"{source}: all checksums match", soft_wrap=True, markup=False)
+    console.out.print(f"{source}: all checksums match", soft_wrap=True)
