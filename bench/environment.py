@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import lynxq
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -27,8 +29,8 @@ def _git(*arguments: str) -> str:
 
 def environment(*packages: str) -> dict[str, Any]:
     """Machine, versions of Python and of packages, and commit ("+" if the code differs from it)."""
-    versions = {"python": platform.python_version()}
-    for package in ("lynxq", "numpy", *packages):
+    versions = {"python": platform.python_version(), "lynxq": lynxq.__version__}
+    for package in ("numpy", *packages):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

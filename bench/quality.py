@@ -1,4 +1,4 @@
-"""Bits and errors of all methods on a file of keys and values: python bench/quality.py kv.safetensors --name smollm2."""
+"""Bits and errors of all methods on keys and values: python bench/quality.py kv.safetensors --name smollm2."""
 
 from __future__ import annotations
 

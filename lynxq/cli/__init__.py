@@ -46,5 +46,5 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (lynxq.LynxqError, OSError) as error:
-        console.fail(str(error))
+        console.fail("; ".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(1)

@@ -94,7 +94,8 @@ def encode(
                         backend=backend,
                     )
                 except lynxq.LynxqError as error:
-                    raise console.UsageError(f"tensor {name!r}: {error}") from error
+                    error.add_note(f"tensor {name!r}")
+                    raise
                 writer.add(name, encoded)
                 table.add_row(
                     name,
