@@ -48,7 +48,9 @@ def library_of(array: object) -> Library:
         raise DTypeError("masked arrays are not supported: fill the masked values first")
     if isinstance(array, np.ndarray):
         return "numpy"
-    raise DTypeError(f"expected a numpy array or a torch tensor, got {type(array).__name__}")
+    kind = type(array)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    raise DTypeError(f"expected a numpy array or a torch tensor, got {name}")
 
 
 def import_library(name: object) -> Library:

@@ -53,11 +53,25 @@ class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 
 
+class TensorFileError(LynxqError):
+    """A file is not a safetensors file, or has a tensor that numpy cannot hold."""
+
+
 # --- containers ------------------------------------------------------------------------------------
 
 
 class ContainerError(LynxqError):
     """Base of everything that can be wrong with a container or a frame."""
+
+
+class SourceError(ContainerError, TypeError):
+    """What a container shall be read from or written to is not something for bytes, or it is closed."""
+
+
+class MissingTensorError(ContainerError, KeyError):
+    """The container has no tensor of that name."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 class NotLynxError(ContainerError):

@@ -15,15 +15,11 @@ import safetensors
 import safetensors.numpy
 
 from lynxq.arrays import Array
-from lynxq.container.atomic import replacing
-from lynxq.errors import LynxqError
+from lynxq.container.atomic import replacing, sync
+from lynxq.errors import TensorFileError
 
 #: Bytes of an element, by the names that safetensors gives to dtypes.
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2}
-
-
-class TensorFileError(LynxqError):
-    """A file is not a safetensors file, or has a tensor that numpy cannot hold."""
 
 
 class TensorFile:
@@ -96,4 +92,7 @@ def save_tensors(
     with replacing(path) as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
         safetensors.numpy.save_file(contiguous, file.name, metadata=dict(metadata or {}))
-        Path(file.name).chmod(mode)  # safetensors puts a file of its own there that only its owner may read
+        # safetensors puts a file of its own there, which only its owner may read.
+        Path(file.name).chmod(mode)
+        with Path(file.name).open("rb+") as written:
+            sync(written)

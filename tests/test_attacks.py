@@ -242,6 +242,15 @@ def test_segments_out_of_order_or_twice():
         assert readings(data, [ONE, MORE])["open"].__name__ == "SegmentError"
 
 
+def test_a_damaged_page_is_not_handed_out():
+    for each in frames(DATA):
+        stream, payload = (("anchor", AnchorChecksumError), ("residual", ResidualChecksumError))[each.kind]
+        for position, error in ((each.begin, FrameError), (each.payload - 1, FrameError), (each.payload, payload)):
+            for bit in (0, 7):
+                with lynxq.open(flipped(DATA, 8 * position + bit)) as reader:
+                    assert error_of(reader["kv"[each.tensor]].page, stream, each.page) is error
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("tier", ["anchor", "full"])
 def test_out_is_untouched_when_any_frame_is_damaged(library, tier):

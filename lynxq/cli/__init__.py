@@ -12,7 +12,7 @@ from lynxq.cli import console, convert, evaluation, inspect
 
 app = typer.Typer(
     name="lynxq",
-    help="Progressive compression of KV caches: anchors to start decoding with, residuals that make them exact.",
+    help="Progressive compression of KV caches: anchors to start decoding with, residuals to refine them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

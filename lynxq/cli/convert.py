@@ -131,10 +131,10 @@ def decode(
     name: Tier = tier.value
     with lynxq.open(source, residual=residual) as reader:
         tensors = {}
-        total = sum(tensor.nbytes(name) for tensor in reader.values())
+        total = sum(tensor.tier_size(name) for tensor in reader.values())
         with console.progress(f"decoding {source.name} ({name})", total) as advance:
             for key, tensor in reader.items():
                 tensors[key] = tensor.decode(name, dtype=dtype, backend=backend)
-                advance(tensor.nbytes(name))
+                advance(tensor.tier_size(name))
         save_tensors(output, tensors, reader.metadata)
     console.out.print(f"{output}: {len(tensors)} tensors, {console.size(output.stat().st_size)}", soft_wrap=True)

@@ -55,7 +55,7 @@ def eval_(
 ) -> None:
     """Measure the error of several methods on the tensors of a file, keys and values apart.
 
-    Bits count everything that is stored. Example: lynxq eval kv.safetensors --methods pair,keys,int8
+    Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8
     """
     chosen = list(evaluate.METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
     with open_tensors(source) as file:

@@ -68,14 +68,15 @@ def info(
 
 
 def verify(source: Container, residual: Residual = None, allow_trailing: AllowTrailing = False) -> None:
-    """Compare every byte of a container with its checksums; exit code 1 if anything is damaged.
+    """Compare the headers and pages of a container with their checksums; exit code 1 if anything is damaged.
 
     Example: lynxq verify kv.lynx && cp kv.lynx backup/
     """
-    with lynxq.open(source, residual=residual, allow_trailing=allow_trailing) as reader:
-        total = reader.describe()["bytes"]
-        with console.progress(f"verifying {source.name}", total) as advance:
-            found = reader.verify(advance)
+    with (
+        lynxq.open(source, residual=residual, allow_trailing=allow_trailing) as reader,
+        console.progress(f"verifying {source.name}", reader.checked_size) as advance,
+    ):
+        found = reader.verify(advance)
     for error in found:
         console.fail(f"{type(error).__name__}: {error}")
     if found:

@@ -6,14 +6,25 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
+
+from lynxq.frames import Buffer
 
 #: A path, as the `os` functions take it.
 PathLike = str | os.PathLike[str]
 
 
-def sync(file: BinaryIO) -> None:
+def write_all(file: BinaryIO | RawIOBase, data: Buffer) -> None:
+    """Write every byte, also to an unbuffered file, which may take a part at a time."""
+    view = memoryview(data)
+    while view:
+        written = file.write(view)
+        view = view[len(view) if written is None else written :]
+
+
+def sync(file: BinaryIO | RawIOBase) -> None:
     """Return when all that was written is on disk."""
     file.flush()
     os.fsync(file.fileno())
@@ -50,9 +61,9 @@ def _sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def extending(path: PathLike, end: int) -> Iterator[BinaryIO]:
+def extending(path: PathLike, end: int) -> Iterator[RawIOBase]:
     """A file, opened for writing at `end`; what follows is cut off, and the size restored, if something fails."""
-    with Path(path).open("r+b") as file:
+    with Path(path).open("r+b", buffering=0) as file:  # unbuffered: a failed write must not come back on closing
         tail = file.seek(0, os.SEEK_END) - end
         file.seek(end)
         kept = file.read(tail)
@@ -63,5 +74,5 @@ def extending(path: PathLike, end: int) -> Iterator[BinaryIO]:
         except BaseException:
             file.truncate(end)
             file.seek(end)
-            file.write(kept)
+            write_all(file, kept)
             raise

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import RawIOBase
 from typing import Any, BinaryIO
 
 from lynxq import arrays
+from lynxq.container.atomic import write_all
 from lynxq.container.header import Header
 from lynxq.container.segments import stored_layout
 from lynxq.encoded import Encoded
@@ -24,6 +26,10 @@ class Entry:
 
     layout: Layout
     streams: Mapping[Stream, Pages]
+
+    def page(self, stream: Stream, page: int) -> Buffer:
+        """The bytes of one page."""
+        return self.streams[stream](self.layout.page_offset(stream, page), self.layout.page_size(stream, page))
 
 
 def _memory(data: Any) -> Pages:
@@ -68,25 +74,20 @@ def header_of(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None, 
     return Header.of(metadata or {}, {name: entry.layout for name, entry in entries.items()}, streams)
 
 
-def write_all(file: BinaryIO, data: Buffer) -> None:
-    """Write every byte, also to an unbuffered file, which may take a part at a time."""
-    view = memoryview(data)
-    while view:
-        written = file.write(view)
-        view = view[len(view) if written is None else written :]
-
-
-def write_streams(file: BinaryIO, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]) -> None:
+def write_streams(
+    file: BinaryIO | RawIOBase, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]
+) -> None:
     """Write the frames of some streams, tensor by tensor and page by page."""
+    anchors: dict[tuple[int, int], int] = {}
     for stream in streams:
         for index, entry in enumerate(entries.values()):
             for page in range(entry.layout.pages):
-                size = entry.layout.page_size(stream, page)
-                payload = entry.streams[stream](entry.layout.page_offset(stream, page), size)
-                anchor = 0
-                if stream != "anchor":
-                    place = entry.layout.page_offset("anchor", page), entry.layout.page_size("anchor", page)
-                    anchor = checksum(entry.streams["anchor"](*place))
-                frame = FrameHeader(KINDS[stream], index, page, size, checksum(payload), anchor, header.identity)
+                payload = entry.page(stream, page)
+                own, anchor = checksum(payload), 0
+                if stream == "anchor":
+                    anchors[index, page] = own
+                else:  # the anchors are not written here if the container is split
+                    anchor = anchors.get((index, page)) or checksum(entry.page("anchor", page))
+                frame = FrameHeader(KINDS[stream], index, page, len(payload), own, anchor, header.identity)
                 write_all(file, frame.pack())
                 write_all(file, payload)

@@ -37,15 +37,20 @@ class Segment:
 
 @dataclass(frozen=True)
 class Walk:
-    """The segments of one source, the bytes they span, and whether the source has all of these.
+    """The segments of one source, where each ends, and whether the source has all of their bytes.
 
     The first `anchor_end` bytes are the shortest prefix that every anchor can be decoded from.
     """
 
     segments: tuple[Segment, ...]
-    consumed: int
+    ends: tuple[int, ...]
     anchor_end: int
     complete: bool
+
+    @property
+    def consumed(self) -> int:
+        """Where the last segment ends."""
+        return self.ends[-1]
 
 
 def walk(source: Source, *, allow_trailing: bool) -> Walk:
@@ -61,6 +66,7 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
         For anything that is wrong with a header.
     """
     segments: list[Segment] = []
+    ends: list[int] = []
     offset = anchor_end = 0
     while not segments or offset < source.size:
         if segments and bytes(source.read(offset, min(len(MAGIC), source.size - offset), "magic bytes")) != MAGIC:
@@ -82,9 +88,10 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
             anchor_end = end
         segments.append(Segment(header, places))
         offset += header.segment_size
+        ends.append(offset)
     for before, after in pairwise(segments):
         check_continues(before.header, after.header)
-    return Walk(tuple(segments), offset, anchor_end, offset <= source.size)
+    return Walk(tuple(segments), tuple(ends), anchor_end, offset <= source.size)
 
 
 def join(anchors: Walk, residuals: Walk | None) -> tuple[Segment, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lynxq.arguments import shown
-from lynxq.errors import ContainerError, TruncatedError
+from lynxq.errors import SourceError, TruncatedError
 from lynxq.frames import Buffer
 
 #: What a container is opened from.
@@ -28,14 +28,19 @@ class Source(ABC):
     @abstractmethod
     def _read(self, offset: int, size: int) -> memoryview: ...
 
+    _closed = False
+
     def read(self, offset: int, size: int, what: str) -> memoryview:
         """The `size` bytes at `offset`; raises `TruncatedError` if there are fewer."""
+        if self._closed:
+            raise SourceError(f"{what} cannot be read: the container is closed")
         if offset + size > self.size:
             raise TruncatedError(what, offset + size, self.size)
         return self._read(offset, size)
 
-    def close(self) -> None:  # noqa: B027 - most sources own nothing
-        """Give back what was opened here; views handed out before may become invalid."""
+    def close(self) -> None:
+        """Give back what was opened here; pages handed out before live on."""
+        self._closed = True
 
 
 class BufferSource(Source):
@@ -47,6 +52,11 @@ class BufferSource(Source):
 
     def _read(self, offset: int, size: int) -> memoryview:
         return self._view[offset : offset + size]
+
+    def close(self) -> None:
+        """Let go of the buffer."""
+        super().close()
+        self._view = memoryview(b"")
 
 
 class MappedSource(Source):
@@ -64,8 +74,8 @@ class MappedSource(Source):
 
     def close(self) -> None:
         """Close the mapping, unless a page of it is still in use; then it closes with the last such page."""
+        super().close()
         self._view = memoryview(b"")
-        self.size = 0
         if self._map is not None:
             try:
                 self._map.close()
@@ -82,7 +92,7 @@ class FileSource(Source):
         try:
             self.size = file.seek(0, io.SEEK_END)
         except (AttributeError, OSError, ValueError) as error:
-            raise ContainerError(f"a container must be read from a seekable file, got {file!r}: {error}") from None
+            raise SourceError(f"a container must be read from a seekable file, got {file!r}: {error}") from None
 
     def _read(self, offset: int, size: int) -> memoryview:
         parts = bytearray()
@@ -91,7 +101,7 @@ class FileSource(Source):
             while len(parts) < size:
                 part = self._file.read(size - len(parts))
                 if not isinstance(part, bytes | bytearray | memoryview):
-                    raise ContainerError(f"a container must be read from a binary file, got {type(part).__name__}")
+                    raise SourceError(f"a container must be read from a binary file, got {type(part).__name__}")
                 if not part:
                     raise TruncatedError("a read of the file", offset + size, offset + len(parts))
                 parts += part
@@ -99,11 +109,11 @@ class FileSource(Source):
 
 
 def open_source(source: Readable) -> Source:
-    """The `Source` of a path, a buffer or a file object; raises `ContainerError` for anything else."""
+    """The `Source` of a path, a buffer or a file object; raises `SourceError` for anything else."""
     if isinstance(source, str | os.PathLike):
         return MappedSource(source)
     with suppress(TypeError, ValueError):  # buffers first, since a mapping is a file object as well
         return BufferSource(source)  # type: ignore[arg-type]
     if hasattr(source, "read") and hasattr(source, "seek"):
         return FileSource(source)  # type: ignore[arg-type]
-    raise ContainerError(f"a container must be a path, bytes or a binary file, got {shown(source)}")
+    raise SourceError(f"a container must be a path, bytes or a binary file, got {shown(source)}")

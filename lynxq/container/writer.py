@@ -6,11 +6,13 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from io import RawIOBase
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from lynxq.container.atomic import PathLike, extending, replacing, sync
+from lynxq.container.atomic import PathLike, extending, replacing, sync, write_all
 from lynxq.container.entries import (
     Entry,
     Pages,
@@ -18,10 +20,11 @@ from lynxq.container.entries import (
     entries_of,
     entry_of,
     header_of,
-    write_all,
     write_streams,
 )
+from lynxq.container.expect import Expect
 from lynxq.container.header import PREAMBLE_SIZE, Header
+from lynxq.container.reader import Reader
 from lynxq.container.segments import Walk, check_continues, join, walk
 from lynxq.container.source import MappedSource
 from lynxq.encoded import Encoded
@@ -121,6 +124,7 @@ def append(
     tensors: Mapping[str, Encoded],
     *,
     residual: PathLike | None = None,
+    expect: Expect | None = None,
     allow_trailing: bool = False,
 ) -> None:
     """Add the next token range of a container's tensors as a further segment.
@@ -138,6 +142,8 @@ def append(
         one stored (``encode(..., first_token=...)``).
     residual : path, optional
         The residual file of a split container.
+    expect : Expect, optional
+        What the container must be before anything is added, such as of which model.
     allow_trailing : bool
         Overwrite what follows the last segment, such as what an append left that was cut off by a crash.
 
@@ -150,15 +156,19 @@ def append(
     """
     entries = entries_of(tensors)
     paths = [path] if residual is None else [path for path, _ in _split(path, residual)]
+    if expect is not None:
+        Reader(path, residual=residual, expect=expect, allow_trailing=allow_trailing).close()
     walks = [_whole(each, allow_trailing=allow_trailing) for each in paths]
     last = join(walks[0], walks[1] if residual is not None else None)[-1]
     streams = tuple(last.places)
     if streams != common_streams(entries):
         raise SegmentError(f"a segment must have the streams {streams}, got {common_streams(entries)}")
+    # A crash may have left the residual file one segment ahead, which is then cut off.
+    ends = [each.ends[len(walks[0].segments) - 1] for each in walks]
     headers = [header_of(entries, last.header.metadata, tuple(each.segments[-1].places)) for each in walks]
     check_continues(last.header, headers[0])
     with ExitStack() as stack:
-        files = [stack.enter_context(extending(p, w.consumed)) for p, w in zip(paths, walks, strict=True)]
+        files = [stack.enter_context(extending(path, end)) for path, end in zip(paths, ends, strict=True)]
         begins = [_write_tail(file, header, entries) for file, header in zip(files, headers, strict=True)]
         # The residual file first: until the anchor file has the segment too, a reader ignores it there.
         for file, header, begin in reversed(list(zip(files, headers, begins, strict=True))):
@@ -179,7 +189,7 @@ def _whole(path: PathLike, *, allow_trailing: bool) -> Walk:
     return result
 
 
-def _write_tail(file: BinaryIO, header: Header, entries: Mapping[str, Entry]) -> int:
+def _write_tail(file: RawIOBase, header: Header, entries: Mapping[str, Entry]) -> int:
     """Write all of a segment but its preamble, zeros in its place; returns where the segment begins."""
     begin = file.tell()
     write_all(file, bytes(PREAMBLE_SIZE) + header.pack()[PREAMBLE_SIZE:])
@@ -224,7 +234,7 @@ class Writer:
         self._residual = residual
         if residual is not None:
             _split(path, residual)
-        self._metadata = dict(metadata or {})
+        self._metadata = metadata or {}
         self._entries: dict[str, Entry] = {}
         header_of({}, self._metadata, ["anchor"])  # metadata that cannot be written is refused before any work
         self._stack = ExitStack()
@@ -240,7 +250,7 @@ class Writer:
         if name in self._entries:
             raise ContainerError(f"tensor names must differ, got {name!r} twice")
         entry = entry_of(name, encoded)
-        common_streams({**dict(list(self._entries.items())[:1]), name: entry})
+        common_streams({**dict(islice(self._entries.items(), 1)), name: entry})
         header_of({name: entry}, {}, ["anchor"])  # a name that cannot be written is refused here
         spooled: dict[Stream, Pages] = {}
         for stream, pages in entry.streams.items():
