@@ -10,7 +10,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
-from lynxq.frames import Buffer
+from lynxq.format.frames import Buffer
 
 #: A path, as the `os` functions take it.
 PathLike = str | os.PathLike[str]

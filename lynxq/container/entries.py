@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 
 from lynxq import arrays
 from lynxq.container.atomic import write_all
-from lynxq.container.header import Header
 from lynxq.container.segments import stored_layout
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, MissingResidualError
-from lynxq.frames import KINDS, Buffer, FrameHeader, checksum
+from lynxq.format.frames import KINDS, Buffer, FrameHeader, checksum
+from lynxq.format.header import Header
 from lynxq.layout import Layout, Stream
 
 #: Reads (offset, size) of a stream while a segment is written.

@@ -10,11 +10,11 @@ from typing import Any, Self
 from lynxq.arguments import shown
 from lynxq.arrays import Array, Library
 from lynxq.container.expect import Expect
-from lynxq.container.header import VERSION, framed_size
 from lynxq.container.segments import join, walk
 from lynxq.container.source import Readable, open_source
 from lynxq.container.stored import StoredTensor
 from lynxq.errors import ContainerError, MissingTensorError, ParamsError
+from lynxq.format.header import VERSION, framed_size
 from lynxq.layout import Tier
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from lynxq.container.header import MAGIC, PREAMBLE_SIZE, Header, Preamble
 from lynxq.container.source import Source
 from lynxq.errors import (
     MissingAnchorError,
@@ -15,7 +14,8 @@ from lynxq.errors import (
     TrailingBytesError,
     TruncatedError,
 )
-from lynxq.frames import KINDS
+from lynxq.format.frames import KINDS
+from lynxq.format.header import MAGIC, PREAMBLE_SIZE, Header, Preamble
 from lynxq.layout import Layout, Stream
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from lynxq.arguments import shown
 from lynxq.errors import SourceError, TruncatedError
-from lynxq.frames import Buffer
+from lynxq.format.frames import Buffer
 
 #: What a container is opened from.
 Readable = str | os.PathLike[str] | BinaryIO | Buffer

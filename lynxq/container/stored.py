@@ -12,11 +12,11 @@ from lynxq import arrays, dtypes
 from lynxq.arguments import choice, integer, span
 from lynxq.arrays import Array, Library
 from lynxq.codec import decode_anchor, decode_full
-from lynxq.container.header import frame_offset
 from lynxq.container.segments import Segment
 from lynxq.encoded import Encoded
 from lynxq.errors import MissingResidualError, ShapeError
-from lynxq.frames import HEADER_SIZE, KINDS, FrameHeader
+from lynxq.format.frames import HEADER_SIZE, KINDS, FrameHeader
+from lynxq.format.header import frame_offset
 from lynxq.layout import Layout, Stream, Tier
 from lynxq.params import Params
 

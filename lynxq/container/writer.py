@@ -23,13 +23,13 @@ from lynxq.container.entries import (
     write_streams,
 )
 from lynxq.container.expect import Expect
-from lynxq.container.header import PREAMBLE_SIZE, Header
 from lynxq.container.reader import Reader
 from lynxq.container.segments import Walk, check_continues, join, walk
 from lynxq.container.source import MappedSource
 from lynxq.encoded import Encoded
 from lynxq.errors import ContainerError, MissingResidualError, SegmentError, TruncatedError
-from lynxq.frames import KINDS, STREAMS
+from lynxq.format.frames import KINDS, STREAMS
+from lynxq.format.header import PREAMBLE_SIZE, Header
 from lynxq.layout import Stream
 
 #: What a container is saved to.
