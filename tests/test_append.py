@@ -14,6 +14,7 @@ from lynxq.errors import (
     AnchorChecksumError,
     ContainerError,
     DTypeError,
+    IdentityError,
     MissingAnchorError,
     MissingResidualError,
     NotLynxError,
@@ -332,3 +333,40 @@ def test_append_does_not_mend_what_is_damaged(path):
         (0, "k", "anchor"),
         (0, "k", "full"),
     }
+
+
+def test_a_residual_file_far_ahead_is_not_cut_back(tmp_path):
+    """One segment ahead is what a crash leaves; more is an old copy of the anchor file."""
+    hot, cold = tmp_path / "hot", tmp_path / "cold"
+    lynxq.save_split(hot, cold, FIRST, metadata=METADATA)
+    old = hot.read_bytes()
+    for tensors in (SECOND, THIRD):
+        lynxq.append(hot, tensors, residual=cold)
+    hot.write_bytes(old)
+    before = cold.read_bytes()
+    with pytest.raises(ResidualMismatchError, match="2 segments ahead"):
+        lynxq.append(hot, SECOND, residual=cold)
+    assert (hot.read_bytes(), cold.read_bytes()) == (old, before)
+
+
+def test_a_torn_segment_can_be_left_out(path):
+    """Cut off before its anchors are there, a later segment is trailing bytes for a reader that allows these."""
+    lynxq.append(path, SECOND)
+    whole = path.read_bytes()
+    with lynxq.open(whole) as reader:
+        end = reader.anchor_end
+    for size in range(len(DATA), end):
+        with lynxq.open(whole[:size], allow_trailing=True) as reader:
+            assert (reader.segments, reader.consumed) == (1, len(DATA))
+        if size > len(DATA):
+            with pytest.raises(ContainerError):
+                lynxq.open(whole[:size])
+
+
+def test_expectations_are_checked_before_anything_is_added(path):
+    before = path.read_bytes()
+    with pytest.raises(IdentityError, match="metadata 'model'"):
+        lynxq.append(path, SECOND, expect=lynxq.Expect(metadata={"model": "another"}))
+    assert path.read_bytes() == before
+    lynxq.append(path, SECOND, expect=lynxq.Expect(names=["k", "v"]))
+    assert path.read_bytes() == before + stored(SECOND)

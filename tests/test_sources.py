@@ -4,6 +4,7 @@ import gc
 import io
 import mmap
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -319,13 +320,27 @@ def test_split(tmp_path):
     assert [type(error) for error in twin.verify()] == [ResidualMismatchError] * 2
 
 
+class SlowFile(CountingFile):
+    """Lets other threads run between a seek and the read after it."""
+
+    def read(self, size=-1):
+        time.sleep(1e-4)
+        return super().read(size)
+
+
 def test_threads_share_a_reader(tmp_path):
     tensors = two()
     data = stored(tensors)
     path = tmp_path / "kv.lynx"
     path.write_bytes(data)
     with path.open("rb") as file, lynxq.open(path) as mapped:
-        for reader in (mapped, lynxq.open(data), lynxq.open(io.BytesIO(data)), lynxq.open(file)):
+        for reader in (
+            mapped,
+            lynxq.open(data),
+            lynxq.open(io.BytesIO(data)),
+            lynxq.open(file),
+            lynxq.open(SlowFile(data)),
+        ):
 
             def work(number, reader=reader):
                 name, tier, start = "kv"[number % 2], ("anchor", "full")[number // 2 % 2], number % 9

@@ -10,6 +10,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
+from lynxq.errors import SourceError
 from lynxq.format.frames import Buffer
 
 #: A path, as the `os` functions take it.
@@ -21,7 +22,11 @@ def write_all(file: BinaryIO | RawIOBase, data: Buffer) -> None:
     view = memoryview(data)
     while view:
         written = file.write(view)
-        view = view[len(view) if written is None else written :]
+        if written is None and not isinstance(file, RawIOBase):
+            written = len(view)  # wrappers that return nothing pass everything on
+        if not written:
+            raise SourceError(f"a file must take what is written to it, got {written!r} for {len(view)} bytes")
+        view = view[written:]
 
 
 def sync(file: BinaryIO | RawIOBase) -> None:

@@ -59,7 +59,8 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
     Raises
     ------
     TruncatedError
-        If a header or the anchors of a segment are not all there.
+        If a header or the anchors of a segment are not all there. With `allow_trailing` a segment after the first
+        that is cut off so early counts as trailing bytes.
     TrailingBytesError
         If something else than a segment follows a segment, unless `allow_trailing`.
     ContainerError
@@ -73,25 +74,37 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
             if allow_trailing:
                 break
             raise TrailingBytesError(f"{source.size - offset} bytes follow the last segment, at offset {offset}")
-        preamble = Preamble.unpack(source.read(offset, min(PREAMBLE_SIZE, source.size - offset), "a preamble"))
-        rest = source.read(offset + PREAMBLE_SIZE, preamble.header_size - PREAMBLE_SIZE, "a segment header")
-        header = Header.unpack(preamble, rest)
-        places = {}
-        for stream, kind in KINDS.items():
-            begin = header.stream_offset(kind)
-            if begin is not None:
-                places[stream] = Place(source, offset + begin)
-        if "anchor" in places:
-            end = places["anchor"].offset + dict(header.streams)[KINDS["anchor"]]
-            if end > source.size:
-                raise TruncatedError("the anchor stream of a segment", end, source.size)
-            anchor_end = end
-        segments.append(Segment(header, places))
-        offset += header.segment_size
+        try:
+            segment = _segment(source, offset)
+        except TruncatedError:
+            if segments and allow_trailing:
+                break
+            raise
+        segments.append(segment)
+        if "anchor" in segment.places:
+            anchor_end = segment.places["anchor"].offset + dict(segment.header.streams)[KINDS["anchor"]]
+        offset += segment.header.segment_size
         ends.append(offset)
     for before, after in pairwise(segments):
         check_continues(before.header, after.header)
     return Walk(tuple(segments), tuple(ends), anchor_end, offset <= source.size)
+
+
+def _segment(source: Source, offset: int) -> Segment:
+    """The segment that begins at an offset; its anchors must be there."""
+    preamble = Preamble.unpack(source.read(offset, min(PREAMBLE_SIZE, source.size - offset), "a preamble"))
+    rest = source.read(offset + PREAMBLE_SIZE, preamble.header_size - PREAMBLE_SIZE, "a segment header")
+    header = Header.unpack(preamble, rest)
+    places = {}
+    for stream, kind in KINDS.items():
+        begin = header.stream_offset(kind)
+        if begin is not None:
+            places[stream] = Place(source, offset + begin)
+    if "anchor" in places:
+        end = places["anchor"].offset + dict(header.streams)[KINDS["anchor"]]
+        if end > source.size:
+            raise TruncatedError("the anchor stream of a segment", end, source.size)
+    return Segment(header, places)
 
 
 def join(anchors: Walk, residuals: Walk | None) -> tuple[Segment, ...]:

@@ -27,7 +27,7 @@ from lynxq.container.reader import Reader
 from lynxq.container.segments import Walk, check_continues, join, walk
 from lynxq.container.source import MappedSource
 from lynxq.encoded import Encoded
-from lynxq.errors import ContainerError, MissingResidualError, SegmentError, TruncatedError
+from lynxq.errors import ContainerError, MissingResidualError, ResidualMismatchError, SegmentError, TruncatedError
 from lynxq.format.frames import KINDS, STREAMS
 from lynxq.format.header import PREAMBLE_SIZE, Header
 from lynxq.layout import Stream
@@ -163,6 +163,11 @@ def append(
     streams = tuple(last.places)
     if streams != common_streams(entries):
         raise SegmentError(f"a segment must have the streams {streams}, got {common_streams(entries)}")
+    ahead = len(walks[-1].segments) - len(walks[0].segments)
+    if ahead > 1:
+        raise ResidualMismatchError(
+            f"the residual file is {ahead} segments ahead of the anchor file: one is from elsewhere"
+        )
     # A crash may have left the residual file one segment ahead, which is then cut off.
     ends = [each.ends[len(walks[0].segments) - 1] for each in walks]
     headers = [header_of(entries, last.header.metadata, tuple(each.segments[-1].places)) for each in walks]
