@@ -107,7 +107,8 @@ def _specials(rng: _Random, shape: _Shape, dtype: dtypes.DType) -> Tensor:
 
 
 def _subnormals(rng: _Random, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-    return rng.integers(-4, 5, shape) * _special_values(dtype)[1]
+    reach = int(rng.choice([4, 20, 300]))
+    return rng.integers(-reach, reach + 1, shape) * _special_values(dtype)[1]
 
 
 def _extremes(rng: _Random, shape: _Shape, dtype: dtypes.DType) -> Tensor:

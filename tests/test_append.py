@@ -22,6 +22,7 @@ from lynxq.errors import (
     SegmentError,
     TrailingBytesError,
     TruncatedError,
+    WriterError,
 )
 from tests.containers import (
     KEYS,
@@ -182,7 +183,7 @@ def test_what_cannot_be_appended_to(tmp_path, path):
     pair = tmp_path / "anchor.lynx", tmp_path / "residual.lynx"
     assert error_of(lynxq.append, pair[1], SECOND) is MissingAnchorError
     assert error_of(lynxq.append, pair[0], SECOND) is SegmentError
-    assert error_of(lynxq.append, pair[0], SECOND, residual=pair[0]) is ContainerError
+    assert error_of(lynxq.append, pair[0], SECOND, residual=pair[0]) is WriterError
     path.write_bytes(stored_split(tmp_path, two(tokens=(20, 10)))[1])
     for file, content in zip(pair, whole.values(), strict=True):
         file.write_bytes(content)

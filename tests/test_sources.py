@@ -13,7 +13,6 @@ import pytest
 
 import lynxq
 from lynxq.errors import (
-    ContainerError,
     DTypeError,
     MissingAnchorError,
     MissingResidualError,
@@ -23,6 +22,7 @@ from lynxq.errors import (
     ShapeError,
     SourceError,
     TruncatedError,
+    WriterError,
 )
 from tests.containers import (
     CountingFile,
@@ -313,7 +313,7 @@ def test_split(tmp_path):
     assert error_of(lynxq.open, anchor, residual=anchor) is ResidualMismatchError
     other = stored_split(tmp_path, two(tokens=(20, 10)))[1]
     assert error_of(lynxq.open, anchor, residual=other) is ResidualMismatchError
-    assert error_of(lynxq.save_split, tmp_path / "x", tmp_path / "x", tensors) is ContainerError
+    assert error_of(lynxq.save_split, tmp_path / "x", tmp_path / "x", tensors) is WriterError
     twin = lynxq.open(anchor, residual=stored_split(tmp_path, two(9))[1])
     assert twin["k"].decode("anchor").tobytes() == decoded(tensors["k"], "anchor").tobytes()
     assert error_of(twin["k"].decode) is ResidualMismatchError

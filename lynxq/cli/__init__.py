@@ -29,7 +29,7 @@ def _version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    pass
+    console.set_up()
 
 
 for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, evaluation.demo):
@@ -39,6 +39,7 @@ app.command("eval")(evaluation.eval_)
 
 def main() -> None:
     """Run the command line; errors that users can cause end in one line and exit code 1."""
+    console.set_up()
     try:
         app()
     except BrokenPipeError:

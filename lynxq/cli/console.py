@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,33 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
+from lynxq.container.atomic import same_file
 from lynxq.errors import LynxqError
 
 #: Results go to standard output, everything else to standard error. Names and messages are never markup.
-out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+out = Console(highlight=False, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+_LINE = 400
+_WIDTH = 160
+
+
+def set_up() -> None:
+    """Make both streams fit for any text, and lines long where no terminal limits them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller, who does not want to see anything
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for the rest of the run
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if not sys.stdout.isatty():
+        out.width = _WIDTH
+
+
+def plain(text: object) -> str:
+    """Text from a file or a name, on one line, cut, and with nothing in it that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    return shown if len(shown) <= _LINE else f"{shown[:_LINE]}…"
 
 
 class UsageError(LynxqError):
@@ -31,6 +54,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     callable
         Takes the number of bytes done since its last call.
     """
+    title = plain(title)
     if not err.is_terminal:
         yield lambda _: None
         err.print(f"{title}: {size(total)}", soft_wrap=True)
@@ -56,11 +80,13 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def new_file(path: Path, *, force: bool) -> Path:
-    """A path to write to; raises `UsageError` if there is a file that is not to be replaced."""
+def new_file(path: Path, *, force: bool, source: Path) -> Path:
+    """A path to write to; raises `UsageError` if there is a file that is not to be replaced, or it is the source."""
     if path.exists() and not force:
         raise UsageError(f"{path} exists: pass --force to replace it")
-    if not path.parent.is_dir():
+    if same_file(path, source):
+        raise UsageError(f"{path} is the file that is read: write to another one")
+    if not path.absolute().parent.is_dir():
         raise UsageError(f"{path.parent} is not a folder")
     return path
 
@@ -78,4 +104,4 @@ def pairs(items: list[str]) -> dict[str, str]:
 
 def fail(message: str) -> None:
     """Print one line of error."""
-    err.print(Text("lynxq: ", style="bold red") + message, soft_wrap=True)
+    err.print(Text("lynxq: ", style="bold red") + plain(message), soft_wrap=True)

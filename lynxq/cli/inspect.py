@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 import lynxq
 from lynxq import Params
@@ -42,21 +42,25 @@ def info(
     """
     found = lynxq.describe(source, residual=residual, allow_trailing=allow_trailing)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False))
+        typer.echo(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=True))
         return
     state = "" if found["complete"] else ", cut off behind the anchors"
     console.out.print(
-        f"{source}: format {found['format']}, {console.size(found['bytes'])}, "
+        f"{console.plain(source)}: format {found['format']}, {console.size(found['bytes'])}, "
         f"{found['segments']} segment{'s' if found['segments'] != 1 else ''}{state}",
         soft_wrap=True,
     )
     for key, value in found["metadata"].items():
-        console.out.print(f"  {key}: {value}", soft_wrap=True)
-    table = Table("tensor", "shape", "dtype", "tokens from", "parameters", "anchor bits", "residual bits", box=None)
+        console.out.print(f"  {console.plain(key)}: {console.plain(value)}", soft_wrap=True)
+    table = Table(
+        Column("tensor", overflow="fold", min_width=12),
+        *("shape", "dtype", "tokens from", "parameters", "anchor bits", "residual bits"),
+        box=None,
+    )
     for name, tensor in found["tensors"].items():
         bits = tensor["bits_per_element"]
         table.add_row(
-            name,
+            console.plain(name),
             "×".join(map(str, tensor["shape"])),
             tensor["dtype"],
             str(tensor["first_token"]),
@@ -81,4 +85,4 @@ def verify(source: Container, residual: Residual = None, allow_trailing: AllowTr
         console.fail(f"{type(error).__name__}: {error}")
     if found:
         raise typer.Exit(1)
-    console.out.print(f"{source}: all checksums match", soft_wrap=True)
+    console.out.print(f"{console.plain(source)}: all checksums match", soft_wrap=True)

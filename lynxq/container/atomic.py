@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
+from lynxq.arguments import shown
 from lynxq.errors import SourceError
 from lynxq.format.frames import Buffer
 
@@ -35,18 +36,33 @@ def sync(file: BinaryIO | RawIOBase) -> None:
     os.fsync(file.fileno())
 
 
+def same_file(a: PathLike, b: PathLike) -> bool:
+    """Whether two paths lead to one file, however they are spelled."""
+    with suppress(OSError):
+        return Path(a).samefile(b)
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
 @contextmanager
 def replacing(path: PathLike) -> Iterator[BinaryIO]:
-    """A temporary file beside `path` that takes its place, whole and on disk, if nothing goes wrong."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    file = temporary.open("xb")  # made like any file, with the rights that the umask leaves
+    """A temporary file beside `path` that takes its place, whole and on disk, if nothing goes wrong.
+
+    A symbolic link is followed: what it leads to is replaced. Folders, devices and pipes are refused.
+    """
+    target = Path(os.path.realpath(path))
+    mode = 0o666
+    if target.exists():
+        if not target.is_file():
+            raise SourceError(f"only a regular file can be replaced, got {shown(os.fspath(path))}")
+        mode = target.stat().st_mode & 0o777
+    temporary = target.with_name(f".lynxq-{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:
-        with file:
+        with open(temporary, "wb", opener=lambda *_: handle) as file:
             yield file
             sync(file)
         if target.exists():
-            temporary.chmod(target.stat().st_mode & 0o777)
+            temporary.chmod(mode)  # the umask took rights away that the old file has
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -80,4 +96,5 @@ def extending(path: PathLike, end: int) -> Iterator[RawIOBase]:
             file.truncate(end)
             file.seek(end)
             write_all(file, kept)
+            sync(file)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import RawIOBase
 from typing import Any, BinaryIO
 
@@ -11,7 +11,7 @@ from lynxq import arrays
 from lynxq.container.atomic import write_all
 from lynxq.container.segments import stored_layout
 from lynxq.encoded import Encoded
-from lynxq.errors import DTypeError, MissingResidualError
+from lynxq.errors import DTypeError, MissingResidualError, WriterError
 from lynxq.format.frames import KINDS, Buffer, FrameHeader, checksum
 from lynxq.format.header import Header
 from lynxq.layout import Layout, Stream
@@ -22,14 +22,29 @@ Pages = Callable[[int, int], Buffer]
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to write: its layout and its streams."""
+    """A tensor to write: its layout, its streams, and the checksums of their pages where these are known."""
 
     layout: Layout
     streams: Mapping[Stream, Pages]
+    checksums: Mapping[Stream, Sequence[int]] = field(default_factory=dict)
 
     def page(self, stream: Stream, page: int) -> Buffer:
         """The bytes of one page."""
         return self.streams[stream](self.layout.page_offset(stream, page), self.layout.page_size(stream, page))
+
+    def checksum(self, stream: Stream, page: int, payload: Buffer | None = None) -> int:
+        """Checksum of a page; raises `WriterError` if `payload` is not what a known checksum was made of."""
+        known = self.checksums.get(stream)
+        if known is None:
+            return checksum(self.page(stream, page) if payload is None else payload)
+        if payload is not None and checksum(payload) != known[page]:
+            raise WriterError(f"{stream} page {page} was damaged in a temporary file, or shared by two threads")
+        return known[page]
+
+    def page_checksums(self) -> dict[Stream, list[int]]:
+        """Checksums of all pages."""
+        pages = range(self.layout.pages)
+        return {stream: [checksum(self.page(stream, page)) for page in pages] for stream in self.streams}
 
 
 def _memory(data: Any) -> Pages:
@@ -83,11 +98,11 @@ def write_streams(
         for index, entry in enumerate(entries.values()):
             for page in range(entry.layout.pages):
                 payload = entry.page(stream, page)
-                own, anchor = checksum(payload), 0
+                own, anchor = entry.checksum(stream, page, payload), 0
                 if stream == "anchor":
                     anchors[index, page] = own
-                else:  # the anchors are not written here if the container is split
-                    anchor = anchors.get((index, page)) or checksum(entry.page("anchor", page))
+                else:  # the anchors are written elsewhere if the container is split
+                    anchor = anchors.get((index, page)) or entry.checksum("anchor", page)
                 frame = FrameHeader(KINDS[stream], index, page, len(payload), own, anchor, header.identity)
                 write_all(file, frame.pack())
                 write_all(file, payload)

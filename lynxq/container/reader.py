@@ -7,7 +7,7 @@ from math import prod
 from types import TracebackType
 from typing import Any, Self
 
-from lynxq.arguments import shown
+from lynxq.arguments import instance, shown
 from lynxq.arrays import Array, Library
 from lynxq.container.expect import Expect
 from lynxq.container.segments import join, walk
@@ -43,6 +43,8 @@ class Reader(Mapping[str, StoredTensor]):
         expect: Expect | None = None,
         allow_trailing: bool = False,
     ) -> None:
+        if expect is not None:
+            instance("expect", expect, Expect, ParamsError)
         self._sources = [open_source(source)]
         try:
             if residual is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from lynxq.arguments import shown
 from lynxq.container.source import Source
 from lynxq.errors import (
     MissingAnchorError,
@@ -137,9 +138,11 @@ def join(anchors: Walk, residuals: Walk | None) -> tuple[Segment, ...]:
 def check_continues(before: Header, after: Header) -> None:
     """Raise `SegmentError` unless `after` holds the next token range of the tensors of `before`."""
     if list(before.tensors) != list(after.tensors):
-        raise SegmentError(f"a segment must have tensors {list(before.tensors)}, got {list(after.tensors)}")
+        raise SegmentError(
+            f"a segment must have tensors {shown(list(before.tensors))}, got {shown(list(after.tensors))}"
+        )
     if before.metadata != after.metadata:
-        raise SegmentError(f"a segment must have metadata {before.metadata}, got {after.metadata}")
+        raise SegmentError(f"a segment must have metadata {shown(before.metadata)}, got {shown(after.metadata)}")
     for name, first in before.tensors.items():
         second = after.tensors[name]
         for what, expected, found in (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import mmap
+import operator
 import os
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary
 
 from lynxq.arguments import shown
 from lynxq.errors import SourceError, TruncatedError
@@ -63,7 +65,11 @@ class MappedSource(Source):
     """A file, mapped read-only: only the pages that are read are loaded."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        with Path(path).open("rb") as file:
+        try:
+            file = Path(path).open("rb")  # noqa: SIM115 - closed below
+        except ValueError as error:  # a NUL in the path
+            raise SourceError(f"{shown(os.fspath(path))} is not a path: {error}") from None
+        with file:
             self.size = os.fstat(file.fileno()).st_size
             # An empty file cannot be mapped.
             self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else None
@@ -83,15 +89,29 @@ class MappedSource(Source):
                 self._map = None
 
 
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def _lock_of(file: BinaryIO) -> threading.Lock:
+    """The lock of a file object, the same for all who read it: seeking and reading are two steps."""
+    with _locks_lock:
+        try:
+            return _locks.setdefault(file, threading.Lock())
+        except TypeError:  # it cannot be referred to weakly
+            return threading.Lock()
+
+
 class FileSource(Source):
     """A seekable binary file object, which stays the caller's: it is not closed here."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = _lock_of(file)
         try:
-            self.size = file.seek(0, io.SEEK_END)
-        except (AttributeError, OSError, ValueError) as error:
+            with self._lock:
+                self.size = operator.index(file.seek(0, io.SEEK_END))
+        except (AttributeError, OSError, TypeError, ValueError) as error:
             raise SourceError(f"a container must be read from a seekable file, got {file!r}: {error}") from None
 
     def _read(self, offset: int, size: int) -> memoryview:

@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from io import RawIOBase
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from lynxq.container.atomic import PathLike, extending, replacing, sync, write_all
+from lynxq.arguments import shown
+from lynxq.container.atomic import PathLike, extending, replacing, same_file, sync, write_all
 from lynxq.container.entries import (
     Entry,
     Pages,
@@ -27,7 +29,16 @@ from lynxq.container.reader import Reader
 from lynxq.container.segments import Walk, check_continues, join, walk
 from lynxq.container.source import MappedSource
 from lynxq.encoded import Encoded
-from lynxq.errors import ContainerError, MissingResidualError, ResidualMismatchError, SegmentError, TruncatedError
+from lynxq.errors import (
+    LimitError,
+    MissingResidualError,
+    ResidualMismatchError,
+    SegmentError,
+    SourceError,
+    TruncatedError,
+    WriterError,
+)
+from lynxq.format.description import MAX_TENSORS
 from lynxq.format.frames import KINDS, STREAMS
 from lynxq.format.header import PREAMBLE_SIZE, Header
 from lynxq.layout import Stream
@@ -65,6 +76,8 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
     if isinstance(target, str | os.PathLike):
         _replace([(target, streams)], entries, metadata)
         return
+    if not hasattr(target, "write"):
+        raise SourceError(f"a container must be saved to a path or a binary file, got {shown(target)}")
     header = header_of(entries, metadata, streams)
     write_all(target, header.pack())
     write_streams(target, header, entries, streams)
@@ -72,8 +85,8 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
 
 def _split(anchor: PathLike, residual: PathLike) -> list[tuple[PathLike, tuple[Stream, ...]]]:
     """The files of a split container and the streams of each."""
-    if Path(anchor).absolute() == Path(residual).absolute():
-        raise ContainerError(f"anchor and residual must be two files, got {os.fspath(anchor)!r} for both")
+    if same_file(anchor, residual):
+        raise WriterError(f"anchor and residual must be two files, got {shown(anchor)} and {shown(residual)}")
     return [(anchor, ("anchor",)), (residual, ("residual",))]
 
 
@@ -242,6 +255,7 @@ class Writer:
         self._metadata = metadata or {}
         self._entries: dict[str, Entry] = {}
         header_of({}, self._metadata, ["anchor"])  # metadata that cannot be written is refused before any work
+        self._lock = Lock()
         self._stack = ExitStack()
         self._spools = {stream: self._spool() for stream in KINDS}
         self._open = True
@@ -250,38 +264,43 @@ class Writer:
         return self._stack.enter_context(tempfile.TemporaryFile(dir=Path(self._path).parent))
 
     def add(self, name: str, encoded: Encoded) -> None:
-        """Add a tensor; names must differ, and all tensors or none must have a residual."""
-        self._check_open()
-        if name in self._entries:
-            raise ContainerError(f"tensor names must differ, got {name!r} twice")
+        """Add a tensor; names must differ, and all tensors or none must have a residual. Threads may share a writer."""
         entry = entry_of(name, encoded)
-        common_streams({**dict(islice(self._entries.items(), 1)), name: entry})
+        checksums = entry.page_checksums()  # of the caller's memory: they cover the way through the temporary files
         header_of({name: entry}, {}, ["anchor"])  # a name that cannot be written is refused here
-        spooled: dict[Stream, Pages] = {}
-        for stream, pages in entry.streams.items():
-            file = self._spools[stream]
-            base = file.seek(0, os.SEEK_END)
-            write_all(file, pages(0, entry.layout.stream_size(stream)))
-            spooled[stream] = _spooled(file, base)
-        self._entries[name] = Entry(entry.layout, spooled)
+        with self._lock:
+            self._check_open()
+            if name in self._entries:
+                raise WriterError(f"tensor names must differ, got {shown(name)} twice")
+            if len(self._entries) == MAX_TENSORS:
+                raise LimitError(f"tensors must be at most {MAX_TENSORS}, {shown(name)} is one more")
+            common_streams({**dict(islice(self._entries.items(), 1)), name: entry})
+            spooled: dict[Stream, Pages] = {}
+            for stream, pages in entry.streams.items():
+                file = self._spools[stream]
+                base = file.seek(0, os.SEEK_END)
+                write_all(file, pages(0, entry.layout.stream_size(stream)))
+                spooled[stream] = _spooled(file, base)
+            self._entries[name] = Entry(entry.layout, spooled, checksums)
 
     def close(self) -> None:
         """Put the container together and move it to its place."""
-        self._check_open()
-        self._open = False
-        with self._stack:
+        with self._lock, self._stack:
+            self._check_open()
+            self._open = False
             streams = common_streams(self._entries)
             files = [(self._path, streams)] if self._residual is None else _split(self._path, self._residual)
             _replace(files, self._entries, self._metadata)
 
     def abort(self) -> None:
         """Drop everything; the target is as it was."""
-        self._open = False
-        self._stack.close()
+        with self._lock:
+            self._open = False
+            self._stack.close()
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ContainerError("the writer is closed")
+            raise WriterError("the writer is closed")
 
     def __enter__(self) -> Self:
         return self
