@@ -1,0 +1,60 @@
+"""How kernels are compiled, and the few operations that numba has no word for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: No reassociation and no contraction: the arithmetic of the codec is normative. Division follows numpy.
+_OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+
+
+def inner(function: Function) -> Function:
+    """Compile a helper of kernels; it becomes part of its callers and is not cached by itself."""
+    compiled: Function = njit(**_OPTIONS)(function)
+    return compiled
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function that Python calls, cached on disk if there is a folder to keep it in."""
+    try:
+        compiled: Function = njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # neither the install folder nor the user's cache folder can be written
+        compiled = njit(**_OPTIONS)(function)
+    return compiled
+
+
+@intrinsic
+def float_of(_context: Any, _bits: Any) -> Any:
+    """The float32 of a bit pattern."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def bits_of(_context: Any, _value: Any) -> Any:
+    """The bit pattern of a float32."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
+    """a·b + c with one rounding. Only for candidates that are verified afterwards: it is not normative."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), generate

@@ -1,0 +1,100 @@
+"""A small pool of threads for kernels that run without the global lock.
+
+No task waits for another one, and the caller works too: any number of Python threads may use the pool at once, and
+a pool that is busy, or gone after a fork, only means fewer helpers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+
+from lynxq.errors import ParamsError
+
+#: Most threads of one call; memory bounds them too.
+MAX_THREADS = 64
+#: Shares of work per thread: small enough that a thread that is held up does not hold up the others.
+_SHARES = 4
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+
+
+def _forget() -> None:
+    """Forget the pool: in a forked child its threads do not exist, and its locks may be held for ever."""
+    global _pool, _lock  # noqa: PLW0603
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _get_pool() -> ThreadPoolExecutor:
+    global _pool  # noqa: PLW0603
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="lynxq")
+        return _pool
+
+
+def _available() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def thread_count(threads: int | None) -> int:
+    """Check a number of threads; None takes ``LYNXQ_THREADS``, or else one for each processor.
+
+    Raises
+    ------
+    ParamsError
+        If it is not an integer from 1.
+    """
+    name, value = "threads", threads
+    if threads is None:
+        text = os.environ.get("LYNXQ_THREADS", "").strip()
+        if not text:
+            return min(_available(), MAX_THREADS)
+        name, value = "LYNXQ_THREADS", int(text) if text.isdecimal() else None
+        if value is None:
+            raise ParamsError(f"LYNXQ_THREADS must be an integer from 1, got {text!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParamsError(f"{name} must be an integer from 1, got {value!r}")
+    return min(value, MAX_THREADS)
+
+
+def run(work: Callable[[int, int], None], units: int, threads: int) -> None:
+    """Call ``work(first, last)`` for ranges that cover all units, on up to `threads` threads.
+
+    An exception in any of them is raised here, after all have ended.
+    """
+    threads = min(threads, units)
+    if threads <= 1:
+        if units:
+            work(0, units)
+        return
+    shares = min(units, threads * _SHARES)
+    edges = [units * i // shares for i in range(shares + 1)]
+    ranges = iter(list(zip(edges[:-1], edges[1:], strict=True)))  # next() of a list's iterator is atomic
+
+    def drain() -> None:
+        for first, last in ranges:
+            work(first, last)
+
+    helpers = []
+    with suppress(RuntimeError):  # no new threads: the interpreter is shutting down
+        for _ in range(threads - 1):
+            helpers.append(_get_pool().submit(drain))  # noqa: PERF401 - those before a failure count
+    try:
+        drain()
+    finally:
+        started = [helper for helper in helpers if not helper.cancel()]
+        wait(started)
+    for helper in started:
+        helper.result()
