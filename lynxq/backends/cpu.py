@@ -103,7 +103,7 @@ class CpuBackend(Backend):
             arrays = (
                 scratch.take(np.float32, cpu_plan.FLOAT_ROWS, max(lanes, chunks)),
                 keys,
-                scratch.take(np.uint8, 8 * lanes),
+                scratch.take(np.uint8, 24 * lanes),
                 scratch.take(np.uint32, lanes),
                 candidate.coefficients,
                 thresholds,

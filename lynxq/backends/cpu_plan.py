@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 #: Lanes of a unit: rows are long enough for vectors and prefetching, and a page of them stays in the L2 cache.
-_LANES = 512
+_LANES = 1024
 #: Channels of one outer index from which units work on the tensor itself.
 _MIN_DIRECT = 64
 #: Scratch of one thread, and of all of them.
@@ -139,7 +139,7 @@ def _scratch(layout: Layout, lanes: int, entries: int, stream: int, itemsize: in
     """Bytes of a thread's scratch: float rows, keys, codes, words, indices; staged values and streams."""
     params = layout.params
     key_rows = 2 if params.axis == "channel" else 1 + params.range_size // params.chunk
-    size = 4 * FLOAT_ROWS * entries + 2 * key_rows * lanes * layout.dtype.itemsize + (8 + 4 + 3 * 8) * lanes
+    size = 4 * FLOAT_ROWS * entries + 2 * key_rows * lanes * layout.dtype.itemsize + (24 + 4 + 3 * 8) * lanes
     if stream:
         size += lanes * params.page * itemsize + stream
     return size + 1024

@@ -1,6 +1,8 @@
 """Splitting codes into anchor and residual bits, and bit planes packed along tokens.
 
-Eight rows at a time, since 8 tokens fill whole bytes of every plane.
+Up to eight rows at a time, since 8 tokens fill whole bytes of every plane. A shift of bytes by a variable would be
+done in 64-bit lanes; here it is a product of 16 bits, of which the upper byte is taken. 4 + 4 bits, the default, have
+functions of their own with constant shifts.
 """
 
 from __future__ import annotations
@@ -9,86 +11,94 @@ import numpy as np
 
 from lynxq.backends.cpu_kernels.jit import inner
 
-_U0, _U1, _U2, _U3, _U4, _U6 = (np.uint8(n) for n in (0, 1, 2, 3, 4, 6))
-_NIBBLE = np.uint8(15)
+_ZERO, _SEVEN, _FOUR = np.uint8(0), np.uint8(7), np.uint8(4)
+_NIBBLE, _UPPER, _LEVEL = np.uint8(15), np.uint8(240), np.uint8(127)
 
 
 @inner
-def split_rows(codes, residual_bits):
-    """Turn level and sign into Q_anc · 2^r + Q_res, both as two's complement of a and r bits, in place."""
-    bits = np.uint8(residual_bits)
-    half = np.uint8((1 << (residual_bits - 1)) - 1)
-    mask = np.uint8((1 << residual_bits) - 1)
+def _factor(down, up):
+    """Multiplied by it, a byte moves up by 8 - down + up bits, so that its upper byte is the byte shifted."""
+    return np.uint16(np.int64(1) << (8 - down + up))
+
+
+@inner
+def _shifted(byte, factor):
+    return np.uint8(np.uint16(np.uint16(np.uint16(byte) * factor) >> np.uint16(8)))
+
+
+# --- packing -----------------------------------------------------------------------------------------
+
+
+@inner
+def split_rows(residual_bits, codes, anchor, residual):
+    """Turn level and sign into Q_anc and Q_res, two's complement of a and r bits."""
+    half, low = np.uint8((1 << (residual_bits - 1)) - 1), np.uint8((1 << residual_bits) - 1)
+    high, factor = np.uint8(255 >> residual_bits), _factor(residual_bits, 0)
     for i in range(codes.size):
         code = codes[i]
-        level = np.uint8(code & np.uint8(127))
-        anchor = np.uint8(np.uint8(level + half) >> bits)
-        anchor = np.uint8(~anchor) if code > np.uint8(127) else anchor
-        # Q_res = (V_mag << r) - I, and the first term has no bits in the mask.
-        codes[i] = np.uint8(np.uint8(anchor << bits) | np.uint8(np.uint8(_U0 - level) & mask))
+        level = np.uint8(code & _LEVEL)
+        v_mag = _shifted(np.uint8(level + half), factor)
+        anchor[i] = np.uint8((np.uint8(~v_mag) if code > _LEVEL else v_mag) & high)
+        residual[i] = np.uint8(np.uint8(_ZERO - level) & low)  # V_mag << r has no bits here
 
 
 @inner
-def _pack_4(a, b, shift, out):
-    for i in range(out.size):
-        low = np.uint8(np.uint8(a[i] >> shift) & _NIBBLE)
-        out[i] = np.uint8(low | np.uint8(np.uint8(b[i] >> shift) << _U4))
+def pack_nibbles(a, b, anchor, residual):
+    """Split and pack two rows of codes of 4 + 4 bits."""
+    for i in range(a.size):
+        first, second = np.uint8(a[i] & _LEVEL), np.uint8(b[i] & _LEVEL)
+        low = np.uint8(np.uint8(first + _SEVEN) >> _FOUR)
+        high = np.uint8(np.uint8(second + _SEVEN) & _UPPER)
+        low = np.uint8(low ^ (_NIBBLE if a[i] > _LEVEL else _ZERO))
+        high = np.uint8(high ^ (_UPPER if b[i] > _LEVEL else _ZERO))
+        anchor[i] = np.uint8(low | high)
+        residual[i] = np.uint8(np.uint8(np.uint8(_ZERO - first) & _NIBBLE) | np.uint8(np.uint8(_ZERO - second) << _FOUR))
 
 
 @inner
-def _pack_2(a, b, c, d, shift, out):
-    for i in range(out.size):
-        low = np.uint8(
-            np.uint8(np.uint8(a[i] >> shift) & _U3) | np.uint8(np.uint8(np.uint8(b[i] >> shift) & _U3) << _U2)
-        )
-        high = np.uint8(np.uint8(np.uint8(c[i] >> shift) & _U3) << _U4)
-        out[i] = np.uint8(np.uint8(low | high) | np.uint8(np.uint8(d[i] >> shift) << _U6))
-
-
-@inner
-def _add_bit(row, shift, position, out):
-    for i in range(out.size):
-        out[i] = np.uint8(out[i] | np.uint8(np.uint8(np.uint8(row[i] >> shift) & _U1) << position))
+def _put(row, factor, mask, add, out):
+    if add:
+        for i in range(out.size):
+            out[i] = np.uint8(out[i] | np.uint8(_shifted(row[i], factor) & mask))
+    else:
+        for i in range(out.size):
+            out[i] = np.uint8(_shifted(row[i], factor) & mask)
 
 
 @inner
 def pack_rows(codes, lanes, rows, width, shift, stream, offset, pitch):
-    """Pack `width` bits of up to 8 rows of codes into a plane; rows beyond `rows` must hold zero."""
-    per_byte = 8 // width
-    position = np.uint8(shift)
-    for j in range((rows + per_byte - 1) // per_byte):
-        first = j * per_byte * lanes
-        out = stream[offset + j * pitch : offset + j * pitch + lanes]
-        a, b = codes[first : first + lanes], codes[first + lanes : first + 2 * lanes]
-        if width == 4:
-            _pack_4(a, b, position, out)
-        elif width == 2:
-            c = codes[first + 2 * lanes : first + 3 * lanes]
-            d = codes[first + 3 * lanes : first + 4 * lanes]
-            _pack_2(a, b, c, d, position, out)
-        else:
-            out[:] = 0
-            for slot in range(8):
-                _add_bit(codes[slot * lanes : (slot + 1) * lanes], position, np.uint8(slot), out)
-
-
-@inner
-def _take(source, down, mask, up, add, out):
-    if add:
-        for i in range(out.size):
-            out[i] = np.uint8(out[i] | np.uint8(np.uint8(np.uint8(source[i] >> down) & mask) << up))
-    else:
-        for i in range(out.size):
-            out[i] = np.uint8(np.uint8(np.uint8(source[i] >> down) & mask) << up)
-
-
-@inner
-def unpack_rows(stream, offset, pitch, lanes, rows, width, shift, add, codes):
-    """Put a plane's bits of up to 8 rows at bit `shift` of the codes: the first plane sets them, others add."""
-    per_byte = 8 // width
-    mask = np.uint8((1 << width) - 1)
+    """Pack `width` bits, from bit `shift`, of up to 8 rows of codes into a plane."""
+    per_byte, mask = 8 // width, (1 << width) - 1
     for row in range(rows):
-        begin = offset + row // per_byte * pitch
-        source = stream[begin : begin + lanes]
-        out = codes[row * lanes : (row + 1) * lanes]
-        _take(source, np.uint8(row % per_byte * width), mask, np.uint8(shift), add, out)
+        begin, up = offset + row // per_byte * pitch, row % per_byte * width
+        source, out = codes[row * lanes : (row + 1) * lanes], stream[begin : begin + lanes]
+        _put(source, _factor(shift, up), np.uint8(mask << up), up > 0, out)
+
+
+# --- unpacking ---------------------------------------------------------------------------------------
+
+
+@inner
+def unpack_nibbles(anchor, a, b):
+    """Two rows of anchor codes of 4 bits."""
+    for i in range(anchor.size):
+        a[i] = np.uint8(anchor[i] & _NIBBLE)
+        b[i] = np.uint8(anchor[i] >> _FOUR)
+
+
+@inner
+def join_nibbles(anchor, residual, a, b):
+    """Two rows of codes of 4 + 4 bits."""
+    for i in range(anchor.size):
+        a[i] = np.uint8(np.uint8(anchor[i] << _FOUR) | np.uint8(residual[i] & _NIBBLE))
+        b[i] = np.uint8(np.uint8(anchor[i] & _UPPER) | np.uint8(residual[i] >> _FOUR))
+
+
+@inner
+def unpack_rows(stream, offset, pitch, lanes, rows, width, shift, codes):
+    """Put a plane's bits of up to 8 rows at bit `shift` of the codes: those at bit 0 set them, others add."""
+    per_byte, mask = 8 // width, np.uint8(((1 << width) - 1) << shift)
+    for row in range(rows):
+        begin, down = offset + row // per_byte * pitch, row % per_byte * width
+        source, out = stream[begin : begin + lanes], codes[row * lanes : (row + 1) * lanes]
+        _put(source, _factor(down, shift), mask, shift > 0, out)

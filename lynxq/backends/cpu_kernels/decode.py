@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-from lynxq.backends.cpu_kernels.bits import unpack_rows
+from lynxq.backends.cpu_kernels.bits import join_nibbles, unpack_nibbles, unpack_rows
 from lynxq.backends.cpu_kernels.convert import get_values, narrow_bf16, narrow_f16, narrow_f32
 from lynxq.backends.cpu_kernels.encode import plane_width
 from lynxq.backends.cpu_kernels.jit import inner, kernel
@@ -54,20 +54,32 @@ def _load_scales(spec, anchor, places, first, rows, n, floats):
 @inner
 def _unpack(spec, full, anchor, residual, places, lanes, first, rows, codes):
     """Codes of up to 8 tokens, the first of which is `first`: Q_anc, or Q_anc · 2^r + Q_res for the full decode."""
+    if spec.residual_bits == 4:
+        for row in range(0, rows, 2):
+            a, b = codes[row * lanes : (row + 1) * lanes], codes[(row + 1) * lanes : (row + 2) * lanes]
+            at = places[ANCHOR_0, 0] + (first + row) // 2 * places[ANCHOR_0, 1]
+            high = anchor[at : at + lanes]
+            if full:
+                at = places[RESIDUAL_0, 0] + (first + row) // 2 * places[RESIDUAL_0, 1]
+                join_nibbles(high, residual[at : at + lanes], a, b)
+            else:
+                unpack_nibbles(high, a, b)
+        return
     shift = 0
     if full:
-        for s in range(RESIDUAL_0, SECTIONS):
-            width = plane_width(spec.residual_bits, s - RESIDUAL_0)
-            if width:
-                start = places[s, 0] + first * width // 8 * places[s, 1]
-                unpack_rows(residual, start, places[s, 1], lanes, rows, width, shift, shift > 0, codes)
-                shift += width
-    for s in range(ANCHOR_0, RESIDUAL_0):
-        width = plane_width(spec.anchor_bits, s - ANCHOR_0)
+        shift = _unpack_planes(spec.residual_bits, 0, lanes, first, rows, residual, places[RESIDUAL_0:], codes)
+    _unpack_planes(spec.anchor_bits, shift, lanes, first, rows, anchor, places[ANCHOR_0:RESIDUAL_0], codes)
+
+
+@inner
+def _unpack_planes(bits, shift, lanes, first, rows, stream, places, codes):
+    for plane in range(2):
+        width = plane_width(bits, plane)
         if width:
-            start = places[s, 0] + first * width // 8 * places[s, 1]
-            unpack_rows(anchor, start, places[s, 1], lanes, rows, width, shift, shift > 0, codes)
+            start = places[plane, 0] + first * width // 8 * places[plane, 1]
+            unpack_rows(stream, start, places[plane, 1], lanes, rows, width, shift, codes)
             shift += width
+    return shift
 
 
 def _make_decoder(narrow: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lynxq.backends.cpu_kernels.bits import pack_rows, split_rows
+from lynxq.backends.cpu_kernels.bits import pack_nibbles, pack_rows, split_rows
 from lynxq.backends.cpu_kernels.codes import make_codes
 from lynxq.backends.cpu_kernels.convert import (
     F32,
@@ -89,13 +89,20 @@ def _store_scales(spec, anchor, places, first, rows, n, floats, words):
 @inner
 def _pack(spec, codes, lanes, first, rows, anchor, residual, places):
     """Pack up to 8 rows of codes, the first of which is coded token `first`, into all planes."""
-    codes[rows * lanes : 8 * lanes] = 0
-    split_rows(codes[: rows * lanes], spec.residual_bits)
-    shift = 0
-    for s in range(RESIDUAL_0, SECTIONS):
-        shift = _pack_plane(spec.residual_bits, s - RESIDUAL_0, shift, codes, lanes, first, rows, residual, places[s])
-    for s in range(ANCHOR_0, RESIDUAL_0):
-        shift = _pack_plane(spec.anchor_bits, s - ANCHOR_0, shift, codes, lanes, first, rows, anchor, places[s])
+    if spec.residual_bits == 4:
+        if rows % 2:
+            codes[rows * lanes : (rows + 1) * lanes] = 0
+        for row in range(0, rows, 2):
+            a, b = codes[row * lanes : (row + 1) * lanes], codes[(row + 1) * lanes : (row + 2) * lanes]
+            high = places[ANCHOR_0, 0] + (first + row) // 2 * places[ANCHOR_0, 1]
+            low = places[RESIDUAL_0, 0] + (first + row) // 2 * places[RESIDUAL_0, 1]
+            pack_nibbles(a, b, anchor[high : high + lanes], residual[low : low + lanes])
+        return
+    size = rows * lanes
+    high, low = codes[8 * lanes : 8 * lanes + size], codes[16 * lanes : 16 * lanes + size]
+    split_rows(spec.residual_bits, codes[:size], high, low)
+    _pack_planes(spec.anchor_bits, high, lanes, first, rows, anchor, places[ANCHOR_0:RESIDUAL_0])
+    _pack_planes(spec.residual_bits, low, lanes, first, rows, residual, places[RESIDUAL_0:])
 
 
 @inner
@@ -106,11 +113,14 @@ def plane_width(bits, plane):
 
 
 @inner
-def _pack_plane(bits, plane, shift, codes, lanes, first, rows, stream, place):
-    width = plane_width(bits, plane)
-    if width:
-        pack_rows(codes, lanes, rows, width, shift, stream, place[0] + first * width // 8 * place[1], place[1])
-    return shift + width
+def _pack_planes(bits, codes, lanes, first, rows, stream, places):
+    shift = 0
+    for plane in range(2):
+        width = plane_width(bits, plane)
+        if width:
+            start = places[plane, 0] + first * width // 8 * places[plane, 1]
+            pack_rows(codes, lanes, rows, width, shift, stream, start, places[plane, 1])
+            shift += width
 
 
 @inner
