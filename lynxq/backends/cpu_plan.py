@@ -27,7 +27,7 @@ _MIN_DIRECT = 64
 _THREAD_SCRATCH = 2 << 20
 _ALL_SCRATCH = 12 << 20
 #: Rows of float32 scratch, see the kernels.
-FLOAT_ROWS = 7
+FLOAT_ROWS = 9
 
 _PLACES = {"lo": 0, "hi": 1, "mu": 2, "sigma": 3, "anchor": spec_module.ANCHOR_0, "residual": spec_module.RESIDUAL_0}
 

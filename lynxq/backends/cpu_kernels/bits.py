@@ -52,7 +52,9 @@ def pack_nibbles(a, b, anchor, residual):
         low = np.uint8(low ^ (_NIBBLE if a[i] > _LEVEL else _ZERO))
         high = np.uint8(high ^ (_UPPER if b[i] > _LEVEL else _ZERO))
         anchor[i] = np.uint8(low | high)
-        residual[i] = np.uint8(np.uint8(np.uint8(_ZERO - first) & _NIBBLE) | np.uint8(np.uint8(_ZERO - second) << _FOUR))
+        residual[i] = np.uint8(
+            np.uint8(np.uint8(_ZERO - first) & _NIBBLE) | np.uint8(np.uint8(_ZERO - second) << _FOUR)
+        )
 
 
 @inner

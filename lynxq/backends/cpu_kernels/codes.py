@@ -59,8 +59,8 @@ def _code(fixed, distance):
     return np.uint8(np.int32(fixed >> np.int32(16)) | (_SIGN if distance < _ZERO else np.int32(0)))
 
 
-def make_codes(widen: Any) -> tuple[Any, Any]:
-    """Make the functions that turn values of an element type into codes: of rows, and of chunks along a row."""
+def make_codes(widen: Any) -> Any:
+    """Make the function that turns values of an element type into codes."""
 
     @inner
     def fill_row(form, x, mu, reciprocal, c, out):
@@ -81,24 +81,6 @@ def make_codes(widen: Any) -> tuple[Any, Any]:
         return smallest
 
     @inner
-    def fill_chunk(form, x, mu, reciprocal, c, out):
-        """Candidates of values that share a centre and a scale; returns the smallest fraction."""
-        smallest = _FRACTION
-        if form == DIRECT:
-            for i in range(out.size):
-                distance = np.float32(widen(x[i]) - mu)
-                fixed = np.int32(_direct(min(np.float32(abs(distance) * reciprocal), _ONE), c))
-                smallest = min(smallest, np.int32(fixed & _FRACTION))
-                out[i] = _code(fixed, distance)
-        else:
-            for i in range(out.size):
-                distance = np.float32(widen(x[i]) - mu)
-                fixed = np.int32(_logarithm(min(np.float32(abs(distance) * reciprocal), _ONE), c))
-                smallest = min(smallest, np.int32(fixed & _FRACTION))
-                out[i] = _code(fixed, distance)
-        return smallest
-
-    @inner
     def row_codes(form, x, mu, reciprocal, c, margin, thresholds, out):
         """Exact codes of a row with a centre and a scale for every value."""
         begin, size = 0, out.size
@@ -113,11 +95,4 @@ def make_codes(widen: Any) -> tuple[Any, Any]:
                     target[i] = _exact(np.float32(widen(part[i]) - centre[i]), inverse[i], thresholds, target[i])
             begin = end
 
-    @inner
-    def chunk_codes(form, x, mu, reciprocal, c, margin, thresholds, out):
-        """Exact codes of values that share a centre and a scale."""
-        if fill_chunk(form, x, mu, reciprocal, c, out) < margin:
-            for i in range(out.size):
-                out[i] = _exact(np.float32(widen(x[i]) - mu), reciprocal, thresholds, out[i])
-
-    return row_codes, chunk_codes
+    return row_codes

@@ -10,7 +10,7 @@ import numpy as np
 from lynxq.backends.cpu_kernels.bits import join_nibbles, unpack_nibbles, unpack_rows
 from lynxq.backends.cpu_kernels.convert import get_values, narrow_bf16, narrow_f16, narrow_f32
 from lynxq.backends.cpu_kernels.encode import plane_width
-from lynxq.backends.cpu_kernels.jit import inner, kernel
+from lynxq.backends.cpu_kernels.jit import SOURCE, inner, kernel
 from lynxq.backends.cpu_kernels.lookup import lookup_row
 from lynxq.backends.cpu_kernels.scales import IMPLIED, dequantize_scales, get_centres, get_scales, implied_scales
 from lynxq.backends.cpu_kernels.spec import ANCHOR_0, CODED, HI, LO, MU, RESIDUAL_0, SECTIONS, SIGMA, SINKS, TOKEN
@@ -190,25 +190,32 @@ def _make_decoder(narrow: Any) -> Any:
     return decode_units
 
 
-# Kernels are plain functions: numba cannot find those in its cache again that hold other functions.
+# Kernels name these and do not hold them: numba does not find functions again in its cache that hold others.
 _decode_f32 = _make_decoder(narrow_f32)
 _decode_f16 = _make_decoder(narrow_f16)
 _decode_bf16 = _make_decoder(narrow_bf16)
 
 
-@kernel
-def decode_f32(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers):
-    """Decode units into float32."""
-    _decode_f32(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers)
+def _kernels(source: int) -> tuple[Any, Any, Any]:
+    @kernel
+    def decode_f32(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers):
+        """Decode units into float32."""
+        if source:
+            _decode_f32(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers)
+
+    @kernel
+    def decode_f16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers):
+        """Decode units into float16."""
+        if source:
+            _decode_f16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers)
+
+    @kernel
+    def decode_bf16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers):
+        """Decode units into bfloat16."""
+        if source:
+            _decode_bf16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers)
+
+    return decode_f32, decode_f16, decode_bf16
 
 
-@kernel
-def decode_f16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers):
-    """Decode units into float16."""
-    _decode_f16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers)
-
-
-@kernel
-def decode_bf16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers):
-    """Decode units into bfloat16."""
-    _decode_bf16(spec, full, limit, tables, anchor, residual, out, first, last, work, buffers)
+decode_f32, decode_f16, decode_bf16 = _kernels(SOURCE)

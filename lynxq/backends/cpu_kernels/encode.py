@@ -18,7 +18,7 @@ from lynxq.backends.cpu_kernels.convert import (
     widen_f16,
     widen_f32,
 )
-from lynxq.backends.cpu_kernels.jit import inner, kernel
+from lynxq.backends.cpu_kernels.jit import SOURCE, inner, kernel
 from lynxq.backends.cpu_kernels.scales import (
     IMPLIED,
     clamp_means,
@@ -42,7 +42,7 @@ from lynxq.backends.cpu_kernels.spec import (
     TOKEN,
 )
 from lynxq.backends.cpu_kernels.staging import gather_values, scatter_sections
-from lynxq.backends.cpu_kernels.statistics import make_statistics, merge_rows
+from lynxq.backends.cpu_kernels.statistics import copy_rows, make_statistics, merge_rows
 from lynxq.backends.cpu_kernels.units import (
     clear_gaps,
     mixed_offset,
@@ -55,8 +55,7 @@ from lynxq.backends.cpu_kernels.units import (
 )
 
 #: Rows of float32 scratch.
-RUN_LO, RUN_HI, CHUNK_LO, CHUNK_HI, CENTRE, SCALE, INVERSE = range(7)
-FLOAT_ROWS = 7
+RUN_LO, RUN_HI, CHUNK_LO, CHUNK_HI, CENTRE, SCALE, INVERSE, LANE_CENTRE, LANE_INVERSE = range(9)
 
 
 @inner
@@ -124,6 +123,15 @@ def _pack_planes(bits, codes, lanes, first, rows, stream, places):
 
 
 @inner
+def _spread(per_chunk, starts, out):
+    """Repeat every chunk's entry for all its lanes."""
+    for c in range(per_chunk.size):
+        part, value = out[starts[c] : starts[c + 1]], per_chunk[c]
+        for i in range(part.size):
+            part[i] = value
+
+
+@inner
 def _run_keys(lo, hi, run_of, run_lo, run_hi):
     """Keys of runs along a row, from those of their chunks."""
     for c in range(lo.size):
@@ -139,7 +147,7 @@ def _make_encoder(widen: Any, key: Any, unkey: Any) -> Any:
     chunk_of_rows, chunks_of_row, means_of_rows, means_of_row, values_of_keys, words_of_keys = make_statistics(
         widen, key, unkey
     )
-    row_codes, chunk_codes = make_codes(widen)
+    row_codes = make_codes(widen)
 
     @inner
     def put_keys(spec, stream, place, row, keys, words):
@@ -164,8 +172,7 @@ def _make_encoder(widen: Any, key: Any, unkey: Any) -> Any:
                 lo, hi = keys[0, at : at + lanes], keys[1, at : at + lanes]
                 chunk_of_rows(x, begin + c * stride, stride, min(spec.chunk, stop - c), lo, hi)
                 if c == run:
-                    run_lo[:] = lo
-                    run_hi[:] = hi
+                    copy_rows(lo, hi, run_lo, run_hi)
                 else:
                     merge_rows(lo, hi, run_lo, run_hi)
             put_keys(spec, anchor, places[LO], run // spec.run, run_lo, words)
@@ -194,6 +201,7 @@ def _make_encoder(widen: Any, key: Any, unkey: Any) -> Any:
         lanes = starts[chunks]
         mu, inverse = floats[CENTRE], floats[INVERSE]
         run_lo, run_hi = keys[0, chunks : chunks + runs], keys[1, chunks : chunks + runs]
+        centres, factors = floats[LANE_CENTRE, :lanes], floats[LANE_INVERSE, :lanes]
         for first in range(0, coded, spec.block):
             rows = min(spec.block, coded - first)
             for r in range(rows):
@@ -213,11 +221,10 @@ def _make_encoder(widen: Any, key: Any, unkey: Any) -> Any:
             _store_scales(spec, anchor, places, first, rows, chunks, floats, words)
             for r in range(rows):
                 x_at, out_at = begin + (first + r) * stride, ((first + r) & 7) * lanes
-                for c in range(chunks):
-                    values = x[x_at + starts[c] : x_at + starts[c + 1]]
-                    out = codes[out_at + starts[c] : out_at + starts[c + 1]]
-                    centre, factor = mu[r * chunks + c], inverse[r * chunks + c]
-                    chunk_codes(spec.form, values, centre, factor, coefficients, spec.margin, thresholds, out)
+                _spread(mu[r * chunks : (r + 1) * chunks], starts, centres)
+                _spread(inverse[r * chunks : (r + 1) * chunks], starts, factors)
+                values, out = x[x_at : x_at + lanes], codes[out_at : out_at + lanes]
+                row_codes(spec.form, values, centres, factors, coefficients, spec.margin, thresholds, out)
             done = first + rows
             if done % 8 == 0 or done == coded:
                 _pack(spec, codes, lanes, (done - 1) & ~7, ((done - 1) & 7) + 1, anchor, residual, places)
@@ -258,25 +265,32 @@ def _make_encoder(widen: Any, key: Any, unkey: Any) -> Any:
     return encode_units
 
 
-# Kernels are plain functions: numba cannot find those in its cache again that hold other functions.
+# Kernels name these and do not hold them: numba does not find functions again in its cache that hold others.
 _encode_f32 = _make_encoder(widen_f32, key_32, unkey_32)
 _encode_f16 = _make_encoder(widen_f16, key_16, unkey_16)
 _encode_bf16 = _make_encoder(widen_bf16, key_16, unkey_16)
 
 
-@kernel
-def encode_f32(spec, tables, x, anchor, residual, first, last, work, buffers):
-    """Encode units of float32 values."""
-    _encode_f32(spec, tables, x, anchor, residual, first, last, work, buffers)
+def _kernels(source: int) -> tuple[Any, Any, Any]:
+    @kernel
+    def encode_f32(spec, tables, x, anchor, residual, first, last, work, buffers):
+        """Encode units of float32 values."""
+        if source:
+            _encode_f32(spec, tables, x, anchor, residual, first, last, work, buffers)
+
+    @kernel
+    def encode_f16(spec, tables, x, anchor, residual, first, last, work, buffers):
+        """Encode units of float16 values."""
+        if source:
+            _encode_f16(spec, tables, x, anchor, residual, first, last, work, buffers)
+
+    @kernel
+    def encode_bf16(spec, tables, x, anchor, residual, first, last, work, buffers):
+        """Encode units of bfloat16 values."""
+        if source:
+            _encode_bf16(spec, tables, x, anchor, residual, first, last, work, buffers)
+
+    return encode_f32, encode_f16, encode_bf16
 
 
-@kernel
-def encode_f16(spec, tables, x, anchor, residual, first, last, work, buffers):
-    """Encode units of float16 values."""
-    _encode_f16(spec, tables, x, anchor, residual, first, last, work, buffers)
-
-
-@kernel
-def encode_bf16(spec, tables, x, anchor, residual, first, last, work, buffers):
-    """Encode units of bfloat16 values."""
-    _encode_bf16(spec, tables, x, anchor, residual, first, last, work, buffers)
+encode_f32, encode_f16, encode_bf16 = _kernels(SOURCE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from llvmlite import ir
@@ -11,8 +13,9 @@ from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: No reassociation and no contraction: the arithmetic of the codec is normative. Division follows numpy.
-_OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+#: No reassociation and no contraction: the arithmetic of the codec is normative. Division follows numpy. Kernels
+#: allocate nothing, and without numba's runtime they do not count references to every row they look at either.
+_OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False}
 
 
 def inner(function: Function) -> Function:
@@ -28,6 +31,18 @@ def kernel(function: Function) -> Function:
     except RuntimeError:  # neither the install folder nor the user's cache folder can be written
         compiled = njit(**_OPTIONS)(function)
     return compiled
+
+
+def _digest() -> int:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big") | 1
+
+
+#: A number, not zero, that changes with the source of any kernel. numba compares the file of a cached function with
+#: that of its compilation, but not the files of what it calls, so cached functions name this number.
+SOURCE = _digest()
 
 
 @intrinsic

@@ -7,6 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lynxq.backends.cpu_kernels.jit import inner
+from lynxq.backends.cpu_kernels.reduce import VECTOR_BYTES, vector_extremes
+
+
+@inner
+def copy_rows(lo, hi, run_lo, run_hi):
+    """Start runs with chunks, lane by lane."""
+    for i in range(lo.size):
+        run_lo[i] = lo[i]
+        run_hi[i] = hi[i]
 
 
 @inner
@@ -71,12 +80,13 @@ def make_statistics(widen: Any, key: Any, unkey: Any) -> Statistics:
 
     @inner
     def _extremes(x):
-        lo = key(x[0])
-        hi = lo
-        for i in range(x.size):
+        lo, hi = vector_extremes(x)
+        if x.size < VECTOR_BYTES // x.itemsize:
+            lo = key(x[0])
+            hi = lo
+        for i in range(x.size // (VECTOR_BYTES // x.itemsize) * (VECTOR_BYTES // x.itemsize), x.size):
             k = key(x[i])
-            lo = min(lo, k)
-            hi = max(hi, k)
+            lo, hi = min(lo, k), max(hi, k)
         return lo, hi
 
     @inner
