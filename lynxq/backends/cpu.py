@@ -98,8 +98,7 @@ class CpuBackend(Backend):
         def work(first: int, last: int) -> None:
             scratch = Scratch(units.scratch)
             lanes, chunks = units.lanes, units.chunks
-            key_rows = 1 + params.range_size // params.chunk if params.axis == "token" else 2
-            keys = scratch.take(_KEYS[layout.dtype.itemsize], 2, key_rows * lanes)
+            keys = scratch.take(_KEYS[layout.dtype.itemsize], 2, cpu_plan.key_columns(layout, lanes, chunks))
             arrays = (
                 scratch.take(np.float32, cpu_plan.FLOAT_ROWS, max(lanes, chunks)),
                 keys,

@@ -135,11 +135,20 @@ def _stream(layout: Layout, lanes: int, chunks: int) -> int:
     return 2 * layout.dtype.itemsize * ranges + 2 * METADATA_BYTES[params.metadata] * scales + planes * lanes
 
 
-def _scratch(layout: Layout, lanes: int, entries: int, stream: int, itemsize: int) -> int:
+def key_columns(layout: Layout, lanes: int, chunks: int) -> int:
+    """Keys of the chunks that a unit has at a time, and of their runs."""
+    params = layout.params
+    return lanes * (1 + params.range_size // params.chunk) if params.axis == "token" else lanes + chunks
+
+
+def _scratch(layout: Layout, lanes: int, chunks: int, stream: int, itemsize: int) -> int:
     """Bytes of a thread's scratch: float rows, keys, codes, words, indices; staged values and streams."""
     params = layout.params
-    key_rows = 2 if params.axis == "channel" else 1 + params.range_size // params.chunk
-    size = 4 * FLOAT_ROWS * entries + 2 * key_rows * lanes * layout.dtype.itemsize + (24 + 4 + 3 * 8) * lanes
+    size = (
+        4 * FLOAT_ROWS * max(lanes, chunks)
+        + 2 * key_columns(layout, lanes, chunks) * layout.dtype.itemsize
+        + (24 + 4 + 3 * 8) * lanes
+    )
     if stream:
         size += lanes * params.page * itemsize + stream
     return size + 1024
@@ -158,7 +167,7 @@ def cut(layout: Layout, flat: Flat, threads: int) -> Cut:
         lanes, chunks = group * tile, group * _most_chunks(layout, tile)
         block = 8 if chunks <= _LANES else 1
         stream = 0 if direct else _stream(layout, lanes, chunks)
-        scratch = _scratch(layout, lanes, max(lanes, block * chunks), stream, flat.memory.itemsize)
+        scratch = _scratch(layout, lanes, block * chunks, stream, flat.memory.itemsize)
         if scratch <= budget or limit == 1:
             break
         limit //= 2

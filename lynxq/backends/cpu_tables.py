@@ -20,13 +20,13 @@ from lynxq.params import Params
 
 F32 = NDArray[np.float32]
 
-#: Largest α for which a polynomial of degree 5 in t is better than one of degree 7 in the mantissa of 1 + αt.
+#: Largest α for which a polynomial of degree 6 in t is better than one of degree 7 in the mantissa of 1 + αt.
 _MAX_DIRECT_ALPHA = 0.6
-_ONE_LEVEL = 65536.0
+_ONE_LEVEL, _HALF = 65536.0, 32768.0
 #: Half a unit in the last place of float32, relative.
 _ROUNDOFF = 2.0**-24
-#: Room for what sampling the error misses, and for thresholds, which are rounded themselves.
-_SLACK = 3.0
+#: Room for the rounding of thresholds, and of the constant coefficient.
+_SLACK = 1.0
 
 
 class Candidate(NamedTuple):
@@ -49,14 +49,17 @@ def _nodes(count: int, low: float, high: float) -> NDArray[np.float64]:
     return (low + high) / 2 + (high - low) / 2 * np.cos(angles)
 
 
-def _horner_error(coefficients: F32, largest: float) -> float:
-    """Bound on the rounding error of Horner's scheme for arguments up to `largest`, fused or not."""
-    value, error = 0.0, 0.0
-    for coefficient in np.abs(coefficients[::-1].astype(np.float64)):
-        product = value * largest
-        value = product + coefficient
-        error = error * largest + _ROUNDOFF * (product + value)
-    return float(error)
+def _error(coefficients: F32, exact: NDArray[np.float64], samples: NDArray[np.float64]) -> float:
+    """Bound on what Horner's scheme with fused float32 steps may differ from `exact` at samples of an argument.
+
+    The functions are smooth and the samples dense: what lies between them is covered by a few percent.
+    """
+    value = np.full_like(samples, float(coefficients[-1]))
+    rounding = np.zeros_like(samples)
+    for coefficient in coefficients[-2::-1].astype(np.float64):
+        value = value * samples + coefficient
+        rounding = rounding * np.abs(samples) + _ROUNDOFF * np.abs(value)
+    return float((np.abs(value - exact) + rounding).max()) * 1.05
 
 
 def _level(t: NDArray[np.float64], alpha: float, count: int) -> NDArray[np.float64]:
@@ -67,32 +70,33 @@ def _level(t: NDArray[np.float64], alpha: float, count: int) -> NDArray[np.float
 
 def _direct(alpha: float, count: int) -> Candidate:
     nodes, samples = _nodes(64, 0.0, 1.0), np.linspace(0.0, 1.0, 8193)
-    coefficients = _fit(_level(nodes, alpha, count), 5, 0.0, 1.0, nodes)
-    value = np.polynomial.polynomial.polyval(samples, coefficients.astype(np.float64))
-    error = np.abs(value - _level(samples, alpha, count)).max() * 1.1 + _horner_error(coefficients, 1.0)
-    return _with_margin(DIRECT, coefficients, float(error))
+    coefficients = _shifted(_fit(_level(nodes, alpha, count), 6, 0.0, 1.0, nodes))
+    return _with_margin(DIRECT, coefficients, _error(coefficients, _level(samples, alpha, count) + _HALF, samples))
 
 
 def _logarithm(alpha: float, count: int) -> Candidate:
     """y·2^16 = octave · (e + log2(m)), 1 + αt = 2^e · m; the polynomial's argument is m - 1.5."""
     octave = count * _ONE_LEVEL / np.log2(1 + alpha)
     nodes, samples = _nodes(64, -0.5, 0.5), np.linspace(-0.5, 0.5, 8193)
-    coefficients = _fit(octave * np.log2(1.5 + nodes), 7, -0.5, 0.5, nodes)
-    value = np.polynomial.polynomial.polyval(samples, coefficients.astype(np.float64))
-    error = np.abs(value - octave * np.log2(1.5 + samples)).max() * 1.1 + _horner_error(coefficients, 0.5)
+    coefficients = _shifted(_fit(octave * np.log2(1.5 + nodes), 7, -0.5, 0.5, nodes))
+    error = _error(coefficients, octave * np.log2(1.5 + samples) + _HALF, samples)
     # Rounding α, αt and 1 + αt: relative errors of the logarithm's argument. Then the octave and the last sum.
     error += octave * 3 * _ROUNDOFF / np.log(2) + 3 * _ROUNDOFF * count * _ONE_LEVEL
-    scale = np.array([alpha, octave], np.float32)
-    return _with_margin(LOGARITHM, np.concatenate([coefficients, scale]), float(error))
+    return _with_margin(LOGARITHM, np.concatenate([coefficients, np.array([alpha, octave], np.float32)]), error)
+
+
+def _shifted(coefficients: F32) -> F32:
+    """Add half a level, so that rounding down rounds."""
+    coefficients[0] += np.float32(_HALF)
+    return coefficients
 
 
 def _with_margin(form: int, coefficients: F32, error: float) -> Candidate:
-    """Add the half that rounding needs, and the margin: then a fraction is doubtful if it is below twice the margin."""
+    """Candidates are shifted up by the margin: then those with a fraction below twice the margin are doubtful."""
     margin = int(np.ceil(error + _SLACK))
-    shifted = coefficients.copy()
-    shifted[0] += np.float32(_ONE_LEVEL / 2 + margin)
     padded = np.zeros(10, np.float32)
-    padded[: shifted.size] = shifted
+    padded[: coefficients.size] = coefficients
+    padded[0] += np.float32(margin)
     return Candidate(form, padded, min(2 * margin, 65536))
 
 

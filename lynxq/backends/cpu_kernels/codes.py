@@ -23,13 +23,14 @@ DIRECT, LOGARITHM = 0, 1
 _ONE, _ZERO = np.float32(1), np.float32(0)
 _FRACTION = np.int32(0xFFFF)
 _SIGN = np.int32(128)
-#: Lanes that are gone over again at a time.
-_BLOCK = 64
+#: Lanes whose doubts are looked at together, and lanes that are gone over again together.
+_SEGMENT, _BLOCK = 256, 32
 
 
 @inner
 def _direct(t, c):
-    return fused(fused(fused(fused(fused(c[5], t, c[4]), t, c[3]), t, c[2]), t, c[1]), t, c[0])
+    high = fused(fused(fused(c[6], t, c[5]), t, c[4]), t, c[3])
+    return fused(fused(fused(high, t, c[2]), t, c[1]), t, c[0])
 
 
 @inner
@@ -83,16 +84,18 @@ def make_codes(widen: Any) -> Any:
     @inner
     def row_codes(form, x, mu, reciprocal, c, margin, thresholds, out):
         """Exact codes of a row with a centre and a scale for every value."""
-        begin, size = 0, out.size
+        begin, size = 0, _SEGMENT
         while begin < out.size:
             end = min(begin + size, out.size)
             part, centre, inverse, target = x[begin:end], mu[begin:end], reciprocal[begin:end], out[begin:end]
             if fill_row(form, part, centre, inverse, c, target) < margin:
-                if size > _BLOCK:
+                if size == _SEGMENT:
                     size = _BLOCK  # once more, and now in blocks: most of them have no doubtful value
                     continue
                 for i in range(target.size):
                     target[i] = _exact(np.float32(widen(part[i]) - centre[i]), inverse[i], thresholds, target[i])
             begin = end
+            if begin % _SEGMENT == 0:
+                size = _SEGMENT
 
     return row_codes

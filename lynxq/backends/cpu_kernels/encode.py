@@ -200,24 +200,33 @@ def _make_encoder(widen: Any, key: Any, unkey: Any) -> Any:
         starts, run_of, chunks, runs = groups
         lanes = starts[chunks]
         mu, inverse = floats[CENTRE], floats[INVERSE]
-        run_lo, run_hi = keys[0, chunks : chunks + runs], keys[1, chunks : chunks + runs]
+        run_lo, run_hi = keys[0, keys.shape[1] - runs :], keys[1, keys.shape[1] - runs :]
         centres, factors = floats[LANE_CENTRE, :lanes], floats[LANE_INVERSE, :lanes]
         for first in range(0, coded, spec.block):
             rows = min(spec.block, coded - first)
+            n = rows * chunks
             for r in range(rows):
                 at, x_at = r * chunks, begin + (first + r) * stride
-                row, lo, hi = x[x_at : x_at + lanes], keys[0, :chunks], keys[1, :chunks]
+                row, lo, hi = x[x_at : x_at + lanes], keys[0, at : at + chunks], keys[1, at : at + chunks]
                 chunks_of_row(row, starts, chunks, lo, hi)
                 if spec.mean:
                     means_of_row(row, starts, chunks, mu[at : at + chunks])
-                _run_keys(lo, hi, run_of, run_lo, run_hi)
-                put_keys(spec, anchor, places[LO], first + r, run_lo, words)
-                put_keys(spec, anchor, places[HI], first + r, run_hi, words)
-                values_of_keys(lo, floats[CHUNK_LO, at : at + chunks])
-                values_of_keys(hi, floats[CHUNK_HI, at : at + chunks])
-                for c in range(chunks):
-                    floats[RUN_LO, at + c] = widen(unkey(run_lo[run_of[c]]))
-                    floats[RUN_HI, at + c] = widen(unkey(run_hi[run_of[c]]))
+            if spec.stored != IMPLIED:
+                values_of_keys(keys[0, :n], floats[CHUNK_LO, :n])
+                values_of_keys(keys[1, :n], floats[CHUNK_HI, :n])
+            for r in range(rows):
+                lo, hi = keys[0, r * chunks : (r + 1) * chunks], keys[1, r * chunks : (r + 1) * chunks]
+                if runs < chunks:
+                    _run_keys(lo, hi, run_of, run_lo, run_hi)
+                    put_keys(spec, anchor, places[LO], first + r, run_lo, words)
+                    put_keys(spec, anchor, places[HI], first + r, run_hi, words)
+                    for c in range(chunks):
+                        lo[c], hi[c] = run_lo[run_of[c]], run_hi[run_of[c]]
+                else:
+                    put_keys(spec, anchor, places[LO], first + r, lo, words)
+                    put_keys(spec, anchor, places[HI], first + r, hi, words)
+            values_of_keys(keys[0, :n], floats[RUN_LO, :n])
+            values_of_keys(keys[1, :n], floats[RUN_HI, :n])
             _store_scales(spec, anchor, places, first, rows, chunks, floats, words)
             for r in range(rows):
                 x_at, out_at = begin + (first + r) * stride, ((first + r) & 7) * lanes
