@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lynxq import arrays
+from lynxq.arguments import choice, instance, span
 from lynxq.arrays import Array, Library
 from lynxq.errors import DTypeError, MissingResidualError, ShapeError
 from lynxq.layout import Layout, Stream, Tier
@@ -38,7 +39,7 @@ class Encoded:
     >>> import numpy as np, lynxq
     >>> encoded = lynxq.encode(np.ones((512, 2, 64), np.float32), token_axis=0)
     >>> encoded
-    Encoded(shape=(512, 2, 64), dtype=float32, 5.28 + 4.00 bits per element)
+    Encoded(shape=(512, 2, 64), dtype=float32, 4.97 + 3.97 bits per element)
     >>> encoded.anchor_only().residual is None
     True
     """
@@ -48,6 +49,7 @@ class Encoded:
     residual: Array | None = None
 
     def __post_init__(self) -> None:
+        instance("layout", self.layout, Layout, DTypeError)
         for stream, data in (("anchor", self.anchor), ("residual", self.residual)):
             if data is None and stream == "residual":
                 continue
@@ -99,10 +101,9 @@ class Encoded:
 
     def stream(self, tier: Tier) -> Array | None:
         """The residual for the full tier, None for the anchor tier; raises `MissingResidualError`."""
+        choice("tier", tier, Tier)
         if tier == "anchor":
             return None
-        if tier != "full":
-            raise ValueError(f"tier must be 'anchor' or 'full', got {tier!r}")
         if self.residual is None:
             raise MissingResidualError("a full decode needs the residual stream, and this Encoded has none")
         return self.residual
@@ -110,6 +111,16 @@ class Encoded:
     def anchor_only(self) -> Encoded:
         """The same tensor without its residual; shares memory."""
         return replace(self, residual=None)
+
+    def to(self, library: Library) -> Encoded:
+        """The same tensor with streams of another library; shares memory."""
+        if library == self.library:
+            return self
+        anchor, residual = (
+            None if data is None else arrays.from_numpy(arrays.as_bytes(data, "stream"), arrays.import_library(library))
+            for data in (self.anchor, self.residual)
+        )
+        return replace(self, anchor=anchor, residual=residual)
 
     def pages(self, start: int, stop: int) -> Encoded:
         """The pages from `start` to before `stop` as an `Encoded` of their own; shares memory.
@@ -124,8 +135,7 @@ class Encoded:
         ShapeError
             If the page numbers are out of range.
         """
-        if not 0 <= start <= stop <= self.layout.pages:
-            raise ShapeError(f"pages must be within 0 and {self.layout.pages}, got {start} to {stop}")
+        start, stop = span("pages", (start, stop), self.layout.pages)
 
         def cut(stream: Stream, data: Array) -> Array:
             return data[self.layout.page_offset(stream, start) : self.layout.page_offset(stream, stop)]

@@ -15,7 +15,7 @@ class LynxqError(Exception):
 
 
 class ParamsError(LynxqError, ValueError):
-    """A codec parameter is out of its range, or two parameters do not fit each other."""
+    """A parameter is out of its range or not one of its choices, or two parameters do not fit each other."""
 
 
 class ShapeError(LynxqError, ValueError):
@@ -117,6 +117,10 @@ class ResidualChecksumError(ContainerError):
 
 class ResidualMismatchError(ContainerError):
     """A residual frame belongs to another anchor page than the one it is used with."""
+
+
+class MissingAnchorError(ContainerError):
+    """The container holds no anchor stream, without which nothing can be decoded."""
 
 
 class StreamKindError(ContainerError):

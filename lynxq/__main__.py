@@ -1,0 +1,6 @@
+"""``python -m lynxq``."""
+
+from lynxq.cli import main
+
+if __name__ == "__main__":
+    main()

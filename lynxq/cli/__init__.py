@@ -1,0 +1,50 @@
+"""The command line, ``lynxq``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+import lynxq
+from lynxq.cli import console, convert, evaluation, inspect
+
+app = typer.Typer(
+    name="lynxq",
+    help="Progressive compression of KV caches: anchors to start decoding with, residuals that make them exact.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lynxq {lynxq.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, evaluation.demo):
+    app.command()(_command)
+app.command("eval")(evaluation.eval_)
+
+
+def main() -> None:
+    """Run the command line; errors that users can cause end in one line and exit code 1."""
+    try:
+        app()
+    except BrokenPipeError:
+        # The reader of our output has gone; nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (lynxq.LynxqError, OSError) as error:
+        console.fail("; ".join([str(error), *getattr(error, "__notes__", [])]))
+        sys.exit(1)

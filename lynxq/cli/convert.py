@@ -1,0 +1,140 @@
+"""``lynxq encode`` and ``lynxq decode``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import lynxq
+from lynxq import Params, naming
+from lynxq.cli import console
+from lynxq.layout import Tier
+from lynxq.tensorfile import open_tensors, save_tensors
+
+
+class Preset(StrEnum):
+    """Which parameters to start from."""
+
+    auto = "auto"
+    keys = "keys"
+    values = "values"
+    paper = "paper"
+
+
+class TierName(StrEnum):
+    """Which decode."""
+
+    full = "full"
+    anchor = "anchor"
+
+
+def _params(name: str, preset: Preset, changes: dict[str, Any]) -> tuple[str, Params]:
+    """Name of the preset used for a tensor, and the parameters."""
+    if preset is Preset.auto:
+        params = naming.preset_for(naming.kind_of(name))
+        chosen = "values" if params == Params.values() else "keys"
+    else:
+        chosen = preset.value
+    return chosen, getattr(Params, chosen)(**changes)
+
+
+def encode(
+    source: Annotated[Path, typer.Argument(help="safetensors file", exists=True, dir_okay=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="container to write (.lynx)")],
+    split: Annotated[
+        bool, typer.Option("--split", help="two files: OUTPUT has the anchors, OUTPUT with .residual.lynx the rest")
+    ] = False,
+    preset: Annotated[Preset, typer.Option(help="auto chooses by tensor name: keys or values")] = Preset.auto,
+    token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
+    first_token: Annotated[int, typer.Option(help="position of the first token in its sequence")] = 0,
+    head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
+    alpha: Annotated[float | None, typer.Option(help="strength of the companding; 0 is linear")] = None,
+    anchor_bits: Annotated[
+        int | None, typer.Option(help="bits of the anchor, 3 to 6; the residual has 8 less these")
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(help="values that share a centre and a scale")] = None,
+    center: Annotated[str | None, typer.Option(help="midrange or mean")] = None,
+    scale_width: Annotated[str | None, typer.Option(help="how centre and scale are stored: u8, u16 or f32")] = None,
+    sink_tokens: Annotated[int | None, typer.Option(help="first tokens of the sequence kept verbatim")] = None,
+    meta: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to store; may be repeated")] = None,
+    backend: Annotated[str | None, typer.Option(help="backend; changes speed, never bytes")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing output")] = False,
+) -> None:
+    """Encode every tensor of a safetensors file into a container.
+
+    Example: lynxq encode kv.safetensors -o kv.lynx --meta model=smollm2
+    """
+    given = {"alpha": alpha, "chunk": chunk, "center": center, "metadata": scale_width, "sink_tokens": sink_tokens}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if anchor_bits is not None:
+        changes |= {"anchor_bits": anchor_bits, "residual_bits": 8 - anchor_bits}
+    console.new_file(output, force=force)
+    residual = console.new_file(output.with_suffix(".residual.lynx"), force=force) if split else None
+    table = Table("tensor", "shape", "dtype", "preset", "anchor bits", "full bits", box=None)
+    with open_tensors(source) as file:
+        metadata = {**file.metadata, **console.pairs(meta or [])}
+        total = sum(file.nbytes(name) for name in file.names)
+        with (
+            console.progress(f"encoding {source.name}", total) as advance,
+            lynxq.Writer(output, metadata=metadata, residual=residual) as writer,
+        ):
+            for name, tensor in file.items():
+                chosen, params = _params(name, preset, changes)
+                try:
+                    encoded = lynxq.encode(
+                        tensor,
+                        params,
+                        token_axis=token_axis,
+                        first_token=first_token,
+                        head_dim=head_dim,
+                        backend=backend,
+                    )
+                except lynxq.LynxqError as error:
+                    error.add_note(f"tensor {name!r}")
+                    raise
+                writer.add(name, encoded)
+                table.add_row(
+                    name,
+                    "×".join(map(str, encoded.shape)),
+                    encoded.dtype,
+                    chosen,
+                    f"{encoded.anchor_only().bits_per_element:.2f}",
+                    f"{encoded.bits_per_element:.2f}",
+                )
+                advance(file.nbytes(name))
+    console.out.print(table)
+    for path in (output, residual):
+        if path is not None:
+            console.out.print(f"{path}: {console.size(path.stat().st_size)}", soft_wrap=True)
+
+
+def decode(
+    source: Annotated[Path, typer.Argument(help="container (.lynx)", exists=True, dir_okay=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="safetensors file to write")],
+    tier: Annotated[TierName, typer.Option(help="full needs the residual, anchor does not read it")] = TierName.full,
+    residual: Annotated[
+        Path | None, typer.Option(help="residual file of a split container", exists=True, dir_okay=False)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; the stored one by default")] = None,
+    backend: Annotated[str | None, typer.Option(help="backend; changes speed, never bits")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing output")] = False,
+) -> None:
+    """Decode a container into a safetensors file.
+
+    Example: lynxq decode kv.lynx -o kv.safetensors --tier anchor
+    """
+    console.new_file(output, force=force)
+    name: Tier = tier.value
+    with lynxq.open(source, residual=residual) as reader:
+        tensors = {}
+        total = sum(tensor.nbytes(name) for tensor in reader.values())
+        with console.progress(f"decoding {source.name} ({name})", total) as advance:
+            for key, tensor in reader.items():
+                tensors[key] = tensor.decode(name, dtype=dtype, backend=backend)
+                advance(tensor.nbytes(name))
+        save_tensors(output, tensors, reader.metadata)
+    console.out.print(f"{output}: {len(tensors)} tensors, {console.size(output.stat().st_size)}", soft_wrap=True)

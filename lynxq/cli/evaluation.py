@@ -1,0 +1,109 @@
+"""``lynxq eval`` and ``lynxq demo``: methods side by side."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+import lynxq
+from lynxq import evaluate, naming
+from lynxq.cli import console
+from lynxq.tensorfile import TensorFile, open_tensors
+
+
+def _table(rows: Sequence[evaluate.Row]) -> Table:
+    table = Table("method", "tier", "tensors", box=None)
+    for heading in ("bits/element", "vNMSE", "centred vNMSE", "max error"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.method,
+            row.tier,
+            f"{row.tensors} {row.kind}",
+            f"{row.bits_per_element:.3f}",
+            f"{row.vnmse:.2e}",
+            f"{row.centred_vnmse:.2e}",
+            f"{row.max_error:.3g}",
+        )
+    return table
+
+
+def _evaluate(file: TensorFile, methods: Sequence[str], token_axis: int, title: str) -> list[evaluate.Row]:
+    sizes = {name: file.nbytes(name) for name in file.names}
+    with console.progress(title, sum(sizes.values()) * len(methods)) as advance:
+        return evaluate.evaluate(
+            file.items(), methods, token_axis=token_axis, progress=lambda name, _: advance(sizes[name])
+        )
+
+
+def eval_(
+    source: Annotated[Path, typer.Argument(help="safetensors file", exists=True, dir_okay=False)],
+    methods: Annotated[
+        str, typer.Option(help=f"names separated by commas, or all: {', '.join(evaluate.METHODS)}")
+    ] = ",".join(evaluate.DEFAULT_METHODS),
+    token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Measure the error of several methods on the tensors of a file, keys and values apart.
+
+    Bits count everything that is stored. Example: lynxq eval kv.safetensors --methods pair,keys,int8
+    """
+    chosen = list(evaluate.METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    with open_tensors(source) as file:
+        rows = _evaluate(file, chosen, token_axis, f"evaluating {source.name}")
+    if as_json:
+        typer.echo(json.dumps([asdict(row) | {"bits_per_element": row.bits_per_element} for row in rows], indent=2))
+        return
+    console.out.print(_table(rows))
+    for name in chosen:
+        console.out.print(f"{name}: {evaluate.METHODS[name].title}", soft_wrap=True)
+
+
+def demo() -> None:
+    """Encode a real KV cache that comes with lynxq, decode it from the anchors alone, then fully, and compare."""
+    with (
+        as_file(files("lynxq") / "data" / "smollm2_excerpt.safetensors") as sample,
+        open_tensors(sample) as file,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        tensors = dict(file.items())
+        raw = sum(tensor.nbytes for tensor in tensors.values())
+        console.out.print(f"KV cache: {file.metadata['model']}")
+        console.out.print(f"text: {file.metadata['text']}")
+        console.out.print(f"{len(tensors)} tensors, {console.size(raw)} in bfloat16")
+        path = Path(folder, "demo.lynx")
+        presets = {name: naming.preset_for(naming.kind_of(name)) for name in tensors}
+        begin = time.perf_counter()
+        encoded = {name: lynxq.encode(x, presets[name], token_axis=0) for name, x in tensors.items()}
+        encoding = time.perf_counter() - begin
+        lynxq.save(path, encoded, metadata=file.metadata)
+        # The anchors come first in the file, so that a prefix is enough to begin with.
+        prefix = path.read_bytes()[: lynxq.describe(path)["anchor_end"]]
+        begin = time.perf_counter()
+        lynxq.load(prefix, tier="anchor")
+        anchor = time.perf_counter() - begin
+        begin = time.perf_counter()
+        lynxq.load(path)
+        full = time.perf_counter() - begin
+        rows = _evaluate(file, evaluate.DEFAULT_METHODS, 0, "measuring errors")
+        total = path.stat().st_size
+    console.out.print()
+    console.out.print(_table(rows))
+    console.out.print()
+    sizes = Table("", "bytes", "of bfloat16", "seconds", "MB/s of bfloat16", box=None)
+    for what, nbytes, seconds in (
+        ("encode", total, encoding),
+        ("decode from the anchors alone", len(prefix), anchor),
+        ("decode fully", total, full),
+    ):
+        sizes.add_row(what, f"{nbytes}", f"{nbytes / raw:.1%}", f"{seconds:.3f}", f"{raw / seconds / 1e6:.0f}")
+    console.out.print(sizes)

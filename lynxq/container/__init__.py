@@ -1,0 +1,19 @@
+"""The container (``.lynx``): many named tensors on disk, anchors before residuals. Format: docs/format.md."""
+
+from lynxq.container.expect import Expect
+from lynxq.container.reader import Reader, describe, load, open  # noqa: A004 - the name that users expect
+from lynxq.container.stored import StoredTensor
+from lynxq.container.writer import Writer, append, save, save_split
+
+__all__ = [
+    "Expect",
+    "Reader",
+    "StoredTensor",
+    "Writer",
+    "append",
+    "describe",
+    "load",
+    "open",
+    "save",
+    "save_split",
+]

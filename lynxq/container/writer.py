@@ -1,0 +1,288 @@
+"""Writing containers: `save`, `save_split`, `append` and the streaming `Writer`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from lynxq.container.atomic import PathLike, extending, replacing, sync
+from lynxq.container.entries import (
+    Entry,
+    Pages,
+    common_streams,
+    entries_of,
+    entry_of,
+    header_of,
+    write_all,
+    write_streams,
+)
+from lynxq.container.header import PREAMBLE_SIZE, Header
+from lynxq.container.segments import Walk, check_continues, join, walk
+from lynxq.container.source import MappedSource
+from lynxq.encoded import Encoded
+from lynxq.errors import ContainerError, MissingResidualError, SegmentError, TruncatedError
+from lynxq.frames import KINDS, STREAMS
+from lynxq.layout import Stream
+
+#: What a container is saved to.
+Writable = PathLike | BinaryIO
+
+
+def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a container with one segment.
+
+    The same tensors, in the same order, give the same bytes. Only valid tokens are kept.
+
+    Parameters
+    ----------
+    target : path or binary file object
+        A path is replaced atomically: the file is either the old one or the whole new one. A file object is
+        written to at its position.
+    tensors : mapping of str to Encoded
+        All with a residual, or all without.
+    metadata : mapping of str to str, optional
+        What identifies the tensors, such as model and revision.
+
+    Raises
+    ------
+    ContainerError
+        If a name, the metadata or a count breaks a rule of the format.
+    DTypeError, MissingResidualError
+        If a value is not an `Encoded`, or only some have a residual.
+    OSError
+        If the file cannot be written.
+    """
+    entries = entries_of(tensors)
+    streams = common_streams(entries)
+    if isinstance(target, str | os.PathLike):
+        _replace([(target, streams)], entries, metadata)
+        return
+    header = header_of(entries, metadata, streams)
+    write_all(target, header.pack())
+    write_streams(target, header, entries, streams)
+
+
+def _split(anchor: PathLike, residual: PathLike) -> list[tuple[PathLike, tuple[Stream, ...]]]:
+    """The files of a split container and the streams of each."""
+    if Path(anchor).absolute() == Path(residual).absolute():
+        raise ContainerError(f"anchor and residual must be two files, got {os.fspath(anchor)!r} for both")
+    return [(anchor, ("anchor",)), (residual, ("residual",))]
+
+
+def _replace(
+    files: Sequence[tuple[PathLike, tuple[Stream, ...]]],
+    entries: Mapping[str, Entry],
+    metadata: Mapping[str, str] | None,
+) -> None:
+    """Write a segment to new files that take the place of the old ones, the last one first."""
+    for stream in (stream for _, streams in files for stream in streams):
+        for name, entry in entries.items():
+            if stream not in entry.streams:
+                raise MissingResidualError(f"a split container needs residuals, {name!r} has none")
+    with ExitStack() as stack:
+        for path, streams in files:
+            header = header_of(entries, metadata, streams)
+            file = stack.enter_context(replacing(path))
+            write_all(file, header.pack())
+            write_streams(file, header, entries, streams)
+
+
+def save_split(
+    anchor: PathLike,
+    residual: PathLike,
+    tensors: Mapping[str, Encoded],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a container as two files: the anchors for hot storage, the residuals for cold storage.
+
+    Each file has the header, so that it explains itself; each residual frame names the anchor page that it
+    refines, so that files of different caches cannot be mixed up.
+
+    Parameters
+    ----------
+    anchor, residual : path
+        Both are replaced atomically, the residual file first: who finds the anchors finds the residuals.
+    tensors : mapping of str to Encoded
+        All with a residual.
+    metadata : mapping of str to str, optional
+        As for :func:`save`.
+    """
+    _replace(_split(anchor, residual), entries_of(tensors), metadata)
+
+
+def append(
+    path: PathLike,
+    tensors: Mapping[str, Encoded],
+    *,
+    residual: PathLike | None = None,
+    allow_trailing: bool = False,
+) -> None:
+    """Add the next token range of a container's tensors as a further segment.
+
+    Nothing that is there is moved or rewritten. The segment's first 64 bytes are written last: until then, and
+    after a crash, a reader sees trailing bytes behind the sound segments, never half a segment. If the call
+    fails, the file is as it was.
+
+    Parameters
+    ----------
+    path : path
+        A container, or the anchor file of a split one.
+    tensors : mapping of str to Encoded
+        The same names in the same order, with the same parameters, each beginning at the token after the last
+        one stored (``encode(..., first_token=...)``).
+    residual : path, optional
+        The residual file of a split container.
+    allow_trailing : bool
+        Overwrite what follows the last segment, such as what an append left that was cut off by a crash.
+
+    Raises
+    ------
+    SegmentError
+        If the tensors do not continue those of the container.
+    ContainerError
+        For everything that can be wrong with the container.
+    """
+    entries = entries_of(tensors)
+    paths = [path] if residual is None else [path for path, _ in _split(path, residual)]
+    walks = [_whole(each, allow_trailing=allow_trailing) for each in paths]
+    last = join(walks[0], walks[1] if residual is not None else None)[-1]
+    streams = tuple(last.places)
+    if streams != common_streams(entries):
+        raise SegmentError(f"a segment must have the streams {streams}, got {common_streams(entries)}")
+    headers = [header_of(entries, last.header.metadata, tuple(each.segments[-1].places)) for each in walks]
+    check_continues(last.header, headers[0])
+    with ExitStack() as stack:
+        files = [stack.enter_context(extending(p, w.consumed)) for p, w in zip(paths, walks, strict=True)]
+        begins = [_write_tail(file, header, entries) for file, header in zip(files, headers, strict=True)]
+        # The residual file first: until the anchor file has the segment too, a reader ignores it there.
+        for file, header, begin in reversed(list(zip(files, headers, begins, strict=True))):
+            file.seek(begin)
+            write_all(file, header.pack()[:PREAMBLE_SIZE])
+            sync(file)
+
+
+def _whole(path: PathLike, *, allow_trailing: bool) -> Walk:
+    """The segments of a file, all of them complete."""
+    source = MappedSource(path)
+    try:
+        result = walk(source, allow_trailing=allow_trailing)
+        if not result.complete:
+            raise TruncatedError("the last segment", result.consumed, source.size)
+    finally:
+        source.close()
+    return result
+
+
+def _write_tail(file: BinaryIO, header: Header, entries: Mapping[str, Entry]) -> int:
+    """Write all of a segment but its preamble, zeros in its place; returns where the segment begins."""
+    begin = file.tell()
+    write_all(file, bytes(PREAMBLE_SIZE) + header.pack()[PREAMBLE_SIZE:])
+    write_streams(file, header, entries, [STREAMS[kind] for kind, _ in header.streams])
+    sync(file)
+    return begin
+
+
+class Writer:
+    """Writes a container tensor by tensor, holding none of them in memory.
+
+    The header comes first and names all tensors, and all anchors come before all residuals; so the streams are
+    kept in temporary files beside the target until :meth:`close` puts them together. Use it in a ``with``
+    statement: if that ends with an exception, the target is as it was.
+
+    Parameters
+    ----------
+    path : path
+        Replaced atomically by `close`.
+    metadata : mapping of str to str, optional
+        As for :func:`save`.
+    residual : path, optional
+        Where the residuals go for a split container, as with :func:`save_split`.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, numpy as np, lynxq
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "kv.lynx")
+    ...     with lynxq.Writer(path, metadata={"model": "toy"}) as writer:
+    ...         for layer in range(2):
+    ...             keys = np.ones((300, 2, 64), np.float32)
+    ...             writer.add(f"layer.{layer}.key", lynxq.encode(keys, token_axis=0))
+    ...     sorted(lynxq.load(path))
+    ['layer.0.key', 'layer.1.key']
+    """
+
+    def __init__(
+        self, path: PathLike, *, metadata: Mapping[str, str] | None = None, residual: PathLike | None = None
+    ) -> None:
+        self._path = path
+        self._residual = residual
+        if residual is not None:
+            _split(path, residual)
+        self._metadata = dict(metadata or {})
+        self._entries: dict[str, Entry] = {}
+        header_of({}, self._metadata, ["anchor"])  # metadata that cannot be written is refused before any work
+        self._stack = ExitStack()
+        self._spools = {stream: self._spool() for stream in KINDS}
+        self._open = True
+
+    def _spool(self) -> BinaryIO:
+        return self._stack.enter_context(tempfile.TemporaryFile(dir=Path(self._path).parent))
+
+    def add(self, name: str, encoded: Encoded) -> None:
+        """Add a tensor; names must differ, and all tensors or none must have a residual."""
+        self._check_open()
+        if name in self._entries:
+            raise ContainerError(f"tensor names must differ, got {name!r} twice")
+        entry = entry_of(name, encoded)
+        common_streams({**dict(list(self._entries.items())[:1]), name: entry})
+        header_of({name: entry}, {}, ["anchor"])  # a name that cannot be written is refused here
+        spooled: dict[Stream, Pages] = {}
+        for stream, pages in entry.streams.items():
+            file = self._spools[stream]
+            base = file.seek(0, os.SEEK_END)
+            write_all(file, pages(0, entry.layout.stream_size(stream)))
+            spooled[stream] = _spooled(file, base)
+        self._entries[name] = Entry(entry.layout, spooled)
+
+    def close(self) -> None:
+        """Put the container together and move it to its place."""
+        self._check_open()
+        self._open = False
+        with self._stack:
+            streams = common_streams(self._entries)
+            files = [(self._path, streams)] if self._residual is None else _split(self._path, self._residual)
+            _replace(files, self._entries, self._metadata)
+
+    def abort(self) -> None:
+        """Drop everything; the target is as it was."""
+        self._open = False
+        self._stack.close()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ContainerError("the writer is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.close()
+
+
+def _spooled(file: BinaryIO, base: int) -> Pages:
+    def read(offset: int, size: int) -> bytes:
+        file.seek(base + offset)
+        return file.read(size)
+
+    return read
