@@ -10,6 +10,7 @@ import sys
 from itertools import product
 from typing import Any
 
+import numba  # noqa: F401 - before all that needs it, so that an error names it
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,12 +24,14 @@ from lynxq.backends.cpu_plan import Cut, Flat, Scratch, flatten, read_only
 from lynxq.backends.reference import ReferenceBackend
 from lynxq.backends.sections import page_sections
 from lynxq.dtypes import DType, Raw, from_float32, to_float32
-from lynxq.layout import Layout
+from lynxq.layout import Layout, Stream
 from lynxq.params import Params
 
 _ENCODE = {"float32": encode_f32, "float16": encode_f16, "bfloat16": encode_bf16}
 _DECODE = {"float32": decode_f32, "float16": decode_f16, "bfloat16": decode_bf16}
 _KEYS = {2: np.int16, 4: np.int32}
+
+_STREAMS: tuple[Stream, Stream] = ("anchor", "residual")
 
 #: Values below which another thread is not worth being woken.
 _MIN_SHARE = 1 << 17
@@ -55,7 +58,7 @@ class CpuBackend(Backend):
 
     # --- the three operations ------------------------------------------------------------------------
 
-    def first_nonfinite(self, layout: Layout, x: Raw, threads: int | None = None) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(self, layout: Layout, x: Raw, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
         """Look whether there are any, fast, and only then count; see `Backend.first_nonfinite`."""
         valid = x[_token_slice(layout, 0, layout.tokens)]
         if valid.size == 0:
@@ -76,7 +79,7 @@ class CpuBackend(Backend):
                 return None
         return self._reference.first_nonfinite(layout, x)
 
-    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, threads: int | None = None) -> None:
+    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, threads: int = 1) -> None:
         """Encode unit by unit; see `Backend.encode`."""
         if not layout.pages:
             return
@@ -120,7 +123,7 @@ class CpuBackend(Backend):
         residual: Bytes | None,
         out: Raw,
         dtype: DType,
-        threads: int | None = None,
+        threads: int = 1,
     ) -> None:
         """Decode unit by unit; see `Backend.decode`."""
         out[_token_slice(layout, layout.tokens, None)] = 0
@@ -157,10 +160,20 @@ class CpuBackend(Backend):
 
         workers.run(work, spec.units, units.threads(count))
 
+    def warmup(self) -> None:
+        """Compile the kernels of all element types, or load them from the cache on disk."""
+        for name in _ENCODE:
+            layout = Layout.of(Params.keys(), (16, 8), name, token_axis=0)
+            x = np.zeros(layout.shape, layout.dtype.raw)
+            anchor, residual = (np.empty(layout.stream_size(stream), np.uint8) for stream in _STREAMS)
+            self.first_nonfinite(layout, x)
+            self.encode(layout, x, anchor, residual)
+            self.decode(layout, anchor, residual, x, layout.dtype)
 
-def _threads(threads: int | None, elements: int) -> int:
+
+def _threads(threads: int, elements: int) -> int:
     """Threads for so many values."""
-    return min(workers.thread_count(threads), max(1, elements // _MIN_SHARE))
+    return min(threads, max(1, elements // _MIN_SHARE))
 
 
 def _indices(scratch: Scratch, lanes: int) -> tuple[NDArray[np.int64], ...]:
@@ -215,22 +228,3 @@ def _rows(shape: tuple[int, ...]) -> Any:
     for index in product(*map(range, shape[:-1])):
         for begin in range(0, shape[-1], _BLOCK):
             yield index, begin, min(begin + _BLOCK, shape[-1])
-
-
-def warmup(params: Params | None = None) -> None:
-    """Compile all kernels, or load them from the cache on disk.
-
-    Parameters
-    ----------
-    params : Params, optional
-        Also compute the tables of these parameters.
-    """
-    chosen = Params.keys() if params is None else params
-    backend = CpuBackend()
-    for name in _ENCODE:
-        layout = Layout.of(chosen, (16, 8), name, token_axis=0)
-        x = np.zeros(layout.shape, layout.dtype.raw)
-        anchor, residual = (np.empty(layout.stream_size(stream), np.uint8) for stream in ("anchor", "residual"))
-        backend.first_nonfinite(layout, x)
-        backend.encode(layout, x, anchor, residual)
-        backend.decode(layout, anchor, residual, x, layout.dtype)

@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from lynxq.arguments import integer, shown
 from lynxq.errors import ParamsError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 #: Most threads of one call; memory bounds them too.
 MAX_THREADS = 64
@@ -34,6 +38,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _get_pool() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # here: it is not light, and most imports never need it
+
     global _pool  # noqa: PLW0603
     with _lock:
         if _pool is None:
@@ -48,7 +54,7 @@ def _available() -> int:
     return os.cpu_count() or 1
 
 
-def thread_count(threads: int | None) -> int:
+def thread_count(threads: object) -> int:
     """Check a number of threads; None takes ``LYNXQ_THREADS``, or else one for each processor.
 
     Raises
@@ -56,17 +62,14 @@ def thread_count(threads: int | None) -> int:
     ParamsError
         If it is not an integer from 1.
     """
-    name, value = "threads", threads
-    if threads is None:
-        text = os.environ.get("LYNXQ_THREADS", "").strip()
-        if not text:
-            return min(_available(), MAX_THREADS)
-        name, value = "LYNXQ_THREADS", int(text) if text.isdecimal() else None
-        if value is None:
-            raise ParamsError(f"LYNXQ_THREADS must be an integer from 1, got {text!r}")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ParamsError(f"{name} must be an integer from 1, got {value!r}")
-    return min(value, MAX_THREADS)
+    if threads is not None:
+        return min(integer("threads", threads, 1, 1 << 20, ParamsError), MAX_THREADS)
+    text = os.environ.get("LYNXQ_THREADS", "").strip()
+    if not text:
+        return min(_available(), MAX_THREADS)
+    if not (text.isascii() and text.isdecimal()):
+        raise ParamsError(f"LYNXQ_THREADS must be an integer, got {shown(text)}")
+    return min(integer("LYNXQ_THREADS", int(text[:20]), 1, 1 << 20, ParamsError), MAX_THREADS)
 
 
 def run(work: Callable[[int, int], None], units: int, threads: int) -> None:
@@ -79,6 +82,8 @@ def run(work: Callable[[int, int], None], units: int, threads: int) -> None:
         if units:
             work(0, units)
         return
+    from concurrent.futures import wait
+
     shares = min(units, threads * _SHARES)
     edges = [units * i // shares for i in range(shares + 1)]
     ranges = iter(list(zip(edges[:-1], edges[1:], strict=True)))  # next() of a list's iterator is atomic

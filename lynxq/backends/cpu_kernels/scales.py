@@ -48,10 +48,22 @@ def _step(lo, hi, steps):
 
 
 @inner
+def _middle(lo, hi):
+    """Never -0."""
+    return np.float32(np.float32(lo * _HALF + hi * _HALF) + _ZERO)
+
+
+@inner
+def _centre(middle, stored, step):
+    """At the end of a range it can round to more than the largest float32, which it then is."""
+    return _smaller(_larger(np.float32(middle + np.float32(stored * step)), -_MAX), _MAX)
+
+
+@inner
 def implied_scales(lo, hi, mu, sigma):
     """Centre and scale of chunks that are their range."""
     for i in range(mu.size):
-        middle = np.float32(lo[i] * _HALF + hi[i] * _HALF)
+        middle = _middle(lo[i], hi[i])
         mu[i] = middle
         sigma[i] = _float_sigma(_larger(np.float32(hi[i] - middle), np.float32(middle - lo[i])))
 
@@ -60,16 +72,16 @@ def implied_scales(lo, hi, mu, sigma):
 def clamp_means(lo, hi, chunk_lo, chunk_hi, mu):
     """Turn means into centres: within the chunk's range, and its middle where the run is too wide for a mean."""
     for i in range(mu.size):
-        mean = _smaller(_larger(mu[i], chunk_lo[i]), chunk_hi[i]) + _ZERO
+        mean = _smaller(_larger(np.float32(mu[i] + _ZERO), chunk_lo[i]), chunk_hi[i])
         large = np.float32(hi[i] * _HALF - lo[i] * _HALF) > _LARGE
-        mu[i] = np.float32(chunk_lo[i] * _HALF + chunk_hi[i] * _HALF) if large else mean
+        mu[i] = _middle(chunk_lo[i], chunk_hi[i]) if large else mean
 
 
 @inner
 def middles(chunk_lo, chunk_hi, mu):
     """Midrange centres."""
     for i in range(mu.size):
-        mu[i] = np.float32(chunk_lo[i] * _HALF + chunk_hi[i] * _HALF)
+        mu[i] = _middle(chunk_lo[i], chunk_hi[i])
 
 
 @inner
@@ -83,13 +95,13 @@ def quantize_scales(stored, mean, lo, hi, chunk_lo, chunk_hi, mu, sigma):
     largest = np.float32(255) if stored == BYTES_1 else np.float32(65535)
     part = _ONE if mean else _HALF
     for i in range(mu.size):
-        middle = np.float32(lo[i] * _HALF + hi[i] * _HALF)
+        middle = _middle(lo[i], hi[i])
         step = _step(lo[i], hi[i], steps)
         unit = np.float32(step * part)
         position = np.float32(np.float32(mu[i] - middle) / step)
         rounded = np.float32(np.float32(position + _ROUND) - _ROUND)
         rounded = _smaller(_larger(rounded, -steps), steps)
-        centre = np.float32(middle + np.float32(rounded * step))
+        centre = _centre(middle, rounded, step)
         deviation = _larger(np.float32(chunk_hi[i] - centre), np.float32(centre - chunk_lo[i]))
         ratio = np.float32(deviation / unit)
         count = np.float32(np.int32(ratio))
@@ -107,9 +119,9 @@ def dequantize_scales(stored, mean, lo, hi, mu, sigma):
     steps = _steps(stored)
     part = _ONE if mean else _HALF
     for i in range(mu.size):
-        middle = np.float32(lo[i] * _HALF + hi[i] * _HALF)
+        middle = _middle(lo[i], hi[i])
         step = _step(lo[i], hi[i], steps)
-        mu[i] = np.float32(middle + np.float32(mu[i] * step))
+        mu[i] = _centre(middle, mu[i], step)
         sigma[i] = _smaller(np.float32(sigma[i] * np.float32(step * part)), _MAX)
 
 
