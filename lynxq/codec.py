@@ -88,10 +88,11 @@ def encode(
     )
     engine, count = backends.get(backend), workers.thread_count(threads)
     anchor, residual = _buffers(layout, source, out)
-    found = engine.first_nonfinite(layout, source.raw, count)
+    found = engine.first_nonfinite(layout, source.raw, threads=count)
     if found is not None:
         raise NonFiniteError(*found)
-    engine.encode(layout, source.raw, arrays.as_bytes(anchor, "anchor"), arrays.as_bytes(residual, "residual"), count)
+    streams = arrays.as_bytes(anchor, "anchor"), arrays.as_bytes(residual, "residual")
+    engine.encode(layout, source.raw, *streams, threads=count)
     return Encoded(layout, anchor, residual)
 
 
@@ -159,7 +160,7 @@ def decode_anchor(
     >>> bool(np.abs(near - keys).max() < 0.4)
     True
     """
-    return _decode(encoded, "anchor", dtype, out, backend, threads)
+    return _decode(encoded, "anchor", dtype, out, backend, threads=threads)
 
 
 def decode_full(
@@ -198,11 +199,11 @@ def decode_full(
     >>> bool(np.abs(close - keys).max() < 0.03)
     True
     """
-    return _decode(encoded, "full", dtype, out, backend, threads)
+    return _decode(encoded, "full", dtype, out, backend, threads=threads)
 
 
 def _decode(
-    encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None, threads: int | None
+    encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None, *, threads: int | None
 ) -> Array:
     instance("encoded", encoded, Encoded, DTypeError)
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
@@ -215,5 +216,5 @@ def _decode(
     target = arrays.as_output(out, encoded.shape, encoded.library, wanted)
     if any(np.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
         raise ShapeError("out must not share memory with the encoded streams")
-    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype, count)
+    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype, threads=count)
     return out

@@ -28,7 +28,7 @@ class Backend(ABC):
     name: str
 
     @abstractmethod
-    def first_nonfinite(self, layout: Layout, x: Raw, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(self, layout: Layout, x: Raw, *, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
         """Count the NaN and infinite values among the valid tokens.
 
         Returns
@@ -38,7 +38,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, threads: int = 1) -> None:
+    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, *, threads: int = 1) -> None:
         """Write both streams, every byte of them.
 
         Parameters
@@ -52,7 +52,7 @@ class Backend(ABC):
 
     @abstractmethod
     def decode(
-        self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType, threads: int = 1
+        self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType, *, threads: int = 1
     ) -> None:
         """Write the reconstruction: the anchor decode without a residual, the full decode with one.
 

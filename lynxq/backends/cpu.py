@@ -20,7 +20,7 @@ from lynxq.backends.cpu_kernels import scan
 from lynxq.backends.cpu_kernels.decode import decode_bf16, decode_f16, decode_f32
 from lynxq.backends.cpu_kernels.encode import encode_bf16, encode_f16, encode_f32
 from lynxq.backends.cpu_kernels.spec import SECTIONS
-from lynxq.backends.cpu_plan import Cut, Flat, Scratch, flatten, read_only
+from lynxq.backends.cpu_plan import Flat, Scratch, flatten, read_only
 from lynxq.backends.reference import ReferenceBackend
 from lynxq.backends.sections import page_sections
 from lynxq.dtypes import DType, Raw, from_float32, to_float32
@@ -58,7 +58,7 @@ class CpuBackend(Backend):
 
     # --- the three operations ------------------------------------------------------------------------
 
-    def first_nonfinite(self, layout: Layout, x: Raw, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(self, layout: Layout, x: Raw, *, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
         """Look whether there are any, fast, and only then count; see `Backend.first_nonfinite`."""
         valid = x[_token_slice(layout, 0, layout.tokens)]
         if valid.size == 0:
@@ -79,7 +79,7 @@ class CpuBackend(Backend):
                 return None
         return self._reference.first_nonfinite(layout, x)
 
-    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, threads: int = 1) -> None:
+    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, *, threads: int = 1) -> None:
         """Encode unit by unit; see `Backend.encode`."""
         if not layout.pages:
             return
@@ -123,6 +123,7 @@ class CpuBackend(Backend):
         residual: Bytes | None,
         out: Raw,
         dtype: DType,
+        *,
         threads: int = 1,
     ) -> None:
         """Decode unit by unit; see `Backend.decode`."""

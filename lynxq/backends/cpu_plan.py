@@ -96,7 +96,7 @@ def tables(layout: Layout) -> Tables:
 
 
 class Cut(NamedTuple):
-    """Units of a tensor, see `Spec` for the names; lanes and chunks of a unit, bytes of its staged streams and scratch."""
+    """Units of a tensor, see `Spec` for the names; bytes of a unit's staged streams and of a thread's scratch."""
 
     direct: bool
     piece: int
@@ -268,7 +268,8 @@ class Scratch:
         kind = np.dtype(dtype)
         begin, size = ceil_div(self._used, 64) * 64, prod(shape) * kind.itemsize
         self._used = begin + size
-        return self._buffer[begin : begin + size].view(kind).reshape(shape)
+        part: NDArray[Any] = self._buffer[begin : begin + size].view(kind)
+        return part.reshape(shape)
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 def _fit(function: NDArray[np.float64], degree: int, low: float, high: float, nodes: NDArray[np.float64]) -> F32:
     """Coefficients of the polynomial through values at Chebyshev nodes of an interval, lowest first."""
     series = np.polynomial.chebyshev.Chebyshev.fit(nodes, function, degree, domain=[low, high])
-    power: NDArray[np.float64] = series.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef
+    power = np.asarray(series.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef)
     return np.pad(power, (0, degree + 1 - power.size)).astype(np.float32)
 
 

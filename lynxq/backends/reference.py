@@ -100,6 +100,7 @@ class ReferenceBackend(Backend):
         self,
         layout: Layout,
         x: Raw,
+        *,
         threads: int = 1,  # noqa: ARG002 - one thread, whatever is asked for
     ) -> tuple[int, tuple[int, ...]] | None:
         """Count non-finite values page by page; see `Backend.first_nonfinite`."""
@@ -122,6 +123,7 @@ class ReferenceBackend(Backend):
         x: Raw,
         anchor: Bytes,
         residual: Bytes,
+        *,
         threads: int = 1,  # noqa: ARG002 - one thread, whatever is asked for
     ) -> None:
         """Encode page by page; see `Backend.encode`."""
@@ -142,6 +144,7 @@ class ReferenceBackend(Backend):
         residual: Bytes | None,
         out: Raw,
         dtype: DType,
+        *,
         threads: int = 1,  # noqa: ARG002 - one thread, whatever is asked for
     ) -> None:
         """Decode page by page; see `Backend.decode`."""

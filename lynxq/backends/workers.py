@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lynxq.arguments import integer, shown
@@ -29,7 +30,7 @@ _pool: ThreadPoolExecutor | None = None
 
 def _forget() -> None:
     """Forget the pool: in a forked child its threads do not exist, and its locks may be held for ever."""
-    global _pool, _lock  # noqa: PLW0603
+    global _pool, _lock
     _pool, _lock = None, threading.Lock()
 
 
@@ -86,7 +87,7 @@ def run(work: Callable[[int, int], None], units: int, threads: int) -> None:
 
     shares = min(units, threads * _SHARES)
     edges = [units * i // shares for i in range(shares + 1)]
-    ranges = iter(list(zip(edges[:-1], edges[1:], strict=True)))  # next() of a list's iterator is atomic
+    ranges = iter(list(pairwise(edges)))  # next() of a list's iterator is atomic
 
     def drain() -> None:
         for first, last in ranges:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-
 from lynxq.backends.cpu_kernels.bits import join_nibbles, unpack_nibbles, unpack_rows
 from lynxq.backends.cpu_kernels.convert import get_values, narrow_bf16, narrow_f16, narrow_f32
 from lynxq.backends.cpu_kernels.encode import plane_width

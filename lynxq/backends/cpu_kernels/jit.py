@@ -5,32 +5,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 #: No reassociation and no contraction: the arithmetic of the codec is normative. Division follows numpy. Kernels
 #: allocate nothing, and without numba's runtime they do not count references to every row they look at either.
-_OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False}
+_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False}
+#: Ways to call kernels that are not used, and take time to compile.
+_KERNEL: dict[str, Any] = {**_OPTIONS, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {**_KERNEL, "no_cpython_wrapper": True}
 
 
-def inner(function: Function) -> Function:
+def inner(function: Callable[..., Any]) -> Any:
     """Compile a helper of kernels; it becomes part of its callers and is not cached by itself."""
-    compiled: Function = njit(**_OPTIONS)(function)
-    return compiled
+    return njit(**_INNER)(function)
 
 
-def kernel(function: Function) -> Function:
+def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, cached on disk if there is a folder to keep it in."""
     try:
-        compiled: Function = njit(cache=True, **_OPTIONS)(function)
+        return njit(cache=True, **_KERNEL)(function)
     except RuntimeError:  # neither the install folder nor the user's cache folder can be written
-        compiled = njit(**_OPTIONS)(function)
-    return compiled
+        return njit(**_KERNEL)(function)
 
 
 def _digest() -> int:

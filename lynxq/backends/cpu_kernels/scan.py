@@ -5,7 +5,6 @@ from __future__ import annotations
 from lynxq.backends.cpu_kernels.jit import inner, kernel
 from lynxq.backends.cpu_kernels.units import mixed_offset
 
-
 #: Values of a unit of work.
 BLOCK = 1 << 16
 

@@ -76,7 +76,7 @@ def place_sections(spec, page, sections, outer, group, lane, lanes, places):
 
 @inner
 def tile_of(spec, index):
-    """First channel and number of channels of a tile; along channels tiles do not cross heads unless they hold whole ones."""
+    """First channel and number of channels of a tile; along channels it holds whole heads, or is a part of one."""
     if spec.axis == CHANNEL and spec.tile < spec.head:
         per_head = (spec.head + spec.tile - 1) // spec.tile
         within = index % per_head * spec.tile
