@@ -81,8 +81,8 @@ def _unpack_planes(bits, shift, lanes, first, rows, stream, places, codes):
     return shift
 
 
-def _make_decoder(narrow: Any) -> Any:
-    """Make the kernel for an output type, from the function that rounds to it."""
+def make_writers(narrow: Any) -> tuple[Any, Any]:
+    """Make the functions that write values: of rows with scales of every value's own, and of chunks along a row."""
 
     @inner
     def write_row(factor, mu, sigma, lo, hi, out):
@@ -99,6 +99,13 @@ def _make_decoder(narrow: Any) -> Any:
             value = np.float32(mu + np.float32(factor[i] * sigma))
             value = value if value > lo else lo
             out[i] = narrow(value if value < hi else hi)
+
+    return write_row, write_chunk
+
+
+def _make_decoder(narrow: Any) -> Any:
+    """Make the kernel for an output type, from the function that rounds to it."""
+    write_row, write_chunk = make_writers(narrow)
 
     @inner
     def decode_tokens(spec, full, limit, anchor, residual, places, coded, lanes, work, out, begin, stride):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lynxq.backends.cpu_kernels.jit import inner
-from lynxq.backends.cpu_kernels.spec import ITEMSIZE, RESIDUAL_0, ROWS, SECTIONS
+from lynxq.backends.cpu_kernels.spec import ITEMSIZE, LANES, ROWS
 
 #: Tokens that are copied at a time where neighbouring tokens are nearer to each other than channels are.
 _TOKENS = 32
@@ -48,13 +48,16 @@ def scatter_sections(staged, sections, places, group, first, last, stream):
     """Copy sections from `first` to before `last` from a unit's buffer to their places in a stream."""
     for s in range(first, last):
         size, rows = sections[s, ITEMSIZE], sections[s, ROWS]
-        width, pitch = places[s, 2] * size, sections[s, 2] * size
+        width, pitch = places[s, 2] * size, sections[s, LANES] * size
         for g in range(group):
-            for row in range(rows):
-                source = places[s, 0] + row * places[s, 1] + g * width
-                target = places[s, 3] + (g * rows + row) * pitch
-                for i in range(width):
-                    stream[target + i] = staged[source + i]
+            source, target = places[s, 0] + g * width, places[s, 3] + g * rows * pitch
+            if width == 1:  # one channel, as where tokens are the last axis
+                for row in range(rows):
+                    stream[target + row * pitch] = staged[source + row * places[s, 1]]
+            else:
+                for row in range(rows):
+                    for i in range(width):
+                        stream[target + row * pitch + i] = staged[source + row * places[s, 1] + i]
 
 
 @inner
@@ -62,15 +65,13 @@ def gather_sections(stream, sections, places, group, first, last, staged):
     """The inverse of `scatter_sections`."""
     for s in range(first, last):
         size, rows = sections[s, ITEMSIZE], sections[s, ROWS]
-        width, pitch = places[s, 2] * size, sections[s, 2] * size
+        width, pitch = places[s, 2] * size, sections[s, LANES] * size
         for g in range(group):
-            for row in range(rows):
-                target = places[s, 0] + row * places[s, 1] + g * width
-                source = places[s, 3] + (g * rows + row) * pitch
-                for i in range(width):
-                    staged[target + i] = stream[source + i]
-
-
-#: Sections of either stream.
-ANCHOR_SECTIONS = (0, RESIDUAL_0)
-RESIDUAL_SECTIONS = (RESIDUAL_0, SECTIONS)
+            target, source = places[s, 0] + g * width, places[s, 3] + g * rows * pitch
+            if width == 1:
+                for row in range(rows):
+                    staged[target + row * places[s, 1]] = stream[source + row * pitch]
+            else:
+                for row in range(rows):
+                    for i in range(width):
+                        staged[target + row * places[s, 1] + i] = stream[source + row * pitch + i]
