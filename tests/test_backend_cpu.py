@@ -248,9 +248,8 @@ def test_extra_memory(params, order):
 def test_scratch_is_bounded(axis, page, threads, shape, token_axis):
     params = Params(axis=axis, page=page, range_size=page if axis == "token" else 64, chunk=8)
     layout = Layout.of(params, shape, "float32", token_axis=token_axis)
-    raw = np.lib.stride_tricks.as_strided(
-        np.zeros(1, np.float32), shape, (4 * shape[1], 4)[:1] + (0,) * (len(shape) - 1)
-    )
+    steps = (4 * shape[1], *[0] * (len(shape) - 1))
+    raw = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), shape, steps)
     units = cpu_plan.cut(layout, cpu_plan.flatten(np.broadcast_to(raw[:1], shape), writable=False), threads)
     if units.scratch <= cpu._MAX_SCRATCH:
         assert units.scratch * units.threads(threads) <= 16 << 20

@@ -10,6 +10,12 @@ _TOKENS = 32
 
 
 @inner
+def _copy(source, target):
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@inner
 def gather_values(x, base, stride, tokens, pieces, length, staged):
     """Copy pieces of `length` contiguous channels into rows of a buffer."""
     lanes = pieces.size * length
@@ -17,8 +23,7 @@ def gather_values(x, base, stride, tokens, pieces, length, staged):
         for t in range(tokens):
             for p in range(pieces.size):
                 begin, target = base + pieces[p] + t * stride, t * lanes + p * length
-                for i in range(length):
-                    staged[target + i] = x[begin + i]
+                _copy(x[begin : begin + length], staged[target : target + length])
         return
     for first in range(0, tokens, _TOKENS):
         for p in range(pieces.size):
@@ -34,8 +39,7 @@ def scatter_values(staged, base, stride, tokens, pieces, length, out):
         for t in range(tokens):
             for p in range(pieces.size):
                 begin, source = base + pieces[p] + t * stride, t * lanes + p * length
-                for i in range(length):
-                    out[begin + i] = staged[source + i]
+                _copy(staged[source : source + length], out[begin : begin + length])
         return
     for first in range(0, tokens, _TOKENS):
         for p in range(pieces.size):
@@ -56,8 +60,8 @@ def scatter_sections(staged, sections, places, group, first, last, stream):
                     stream[target + row * pitch] = staged[source + row * places[s, 1]]
             else:
                 for row in range(rows):
-                    for i in range(width):
-                        stream[target + row * pitch + i] = staged[source + row * places[s, 1] + i]
+                    begin, at = source + row * places[s, 1], target + row * pitch
+                    _copy(staged[begin : begin + width], stream[at : at + width])
 
 
 @inner
@@ -73,5 +77,5 @@ def gather_sections(stream, sections, places, group, first, last, staged):
                     staged[target + row * places[s, 1]] = stream[source + row * pitch]
             else:
                 for row in range(rows):
-                    for i in range(width):
-                        staged[target + row * places[s, 1] + i] = stream[source + row * pitch + i]
+                    begin, at = source + row * pitch, target + row * places[s, 1]
+                    _copy(stream[begin : begin + width], staged[at : at + width])
