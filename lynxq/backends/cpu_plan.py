@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 #: Lanes of a unit: rows are long enough for vectors and prefetching, and a page of them stays in the L2 cache.
 _LANES = 1024
 #: Channels of one outer index from which units work on the tensor itself.
-_MIN_DIRECT = 128
+_MIN_DIRECT = 256
 #: Scratch of one thread, and of all of them.
 _THREAD_SCRATCH = 2 << 20
 _ALL_SCRATCH = 12 << 20
