@@ -1,7 +1,9 @@
 """Speed of our own operations against a plain copy: python bench/throughput.py [--quick].
 
 Every measurement is taken in turn with `np.copyto` of the same array, in one process, with warm buffers and `out=`;
-what is reported is the median of the ratios' parts, so that a machine that is slow for a while is so for both.
+what is reported are medians, so that a machine that is slow for a while is so for both. A machine that others use too
+stops long operations more often than short ones. So one thread is also measured in processor time, and the ratio of
+these times is the one to compare; two threads need a machine that is idle otherwise (see `load_before`).
 """
 
 from __future__ import annotations
@@ -56,23 +58,32 @@ PRESETS = {"keys": Params.keys(), "values": Params.values()}
 Operation = Callable[[], object]
 
 
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.thread_time()
+
+
 def interleaved(operations: dict[str, Operation], copy: Operation, rounds: int) -> dict[str, dict[str, float]]:
     """Median times of operations and of the copies made just before each of them, in seconds."""
-    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in operations}
+    times: dict[str, list[list[float]]] = {name: [] for name in operations}
     for _ in range(rounds + 1):
         for name, operation in operations.items():
-            start = time.perf_counter()
+            start = _clocks()
             copy()
-            middle = time.perf_counter()
+            middle = _clocks()
             operation()
-            end = time.perf_counter()
-            times[name][0].append(middle - start)
-            times[name][1].append(end - middle)
+            end = _clocks()
+            times[name].append([t1 - t0 for i in (0, 1) for t0, t1 in ((start[i], middle[i]), (middle[i], end[i]))])
     result = {}
-    for name, (copies, own) in times.items():
-        base, taken = statistics.median(copies[1:]), sorted(own[1:])  # the first round warms the buffers
-        spread = taken[3 * len(taken) // 4] - taken[len(taken) // 4]
-        result[name] = {"seconds": statistics.median(taken), "iqr": spread, "copy": base}
+    for name, rows in times.items():
+        copied, taken, copied_cpu, taken_cpu = zip(*rows[1:], strict=True)  # the first round warms the buffers
+        quarters = statistics.quantiles(taken, n=4)
+        result[name] = {
+            "seconds": quarters[1],
+            "iqr": quarters[2] - quarters[0],
+            "copy": statistics.median(copied),
+            "processor": statistics.median(taken_cpu),
+            "processor_copy": statistics.median(copied_cpu),
+        }
     return result
 
 
@@ -101,6 +112,9 @@ def measure(shape: Shape, tokens: int, threads: int, rounds: int, backend: str) 
                     "threads": threads,
                     "gigabytes_per_second": round(x.nbytes / found["seconds"] / 1e9, 3),
                     "ratio_to_copy": round(found["seconds"] / found["copy"], 2),
+                    "ratio_in_processor_time": (
+                        round(found["processor"] / found["processor_copy"], 2) if threads == 1 else None
+                    ),
                     "milliseconds": round(found["seconds"] * 1e3, 3),
                     "milliseconds_iqr": round(found["iqr"] * 1e3, 3),
                     "copy_milliseconds": round(found["copy"] * 1e3, 3),
@@ -112,7 +126,7 @@ def measure(shape: Shape, tokens: int, threads: int, rounds: int, backend: str) 
 def show(row: dict[str, Any]) -> None:
     print(
         f"{row['shape']:34} {row['preset']:6} {row['operation']:13} {row['threads']} thread(s) "
-        f"{row['ratio_to_copy']:6.2f} × copy  {row['gigabytes_per_second']:6.2f} GB/s  "
+        f"{row['ratio_to_copy']:6.2f} × copy  ({row['ratio_in_processor_time'] or '–':>5} in processor time)  {row['gigabytes_per_second']:6.2f} GB/s  "
         f"{row['milliseconds']:7.2f} ± {row['milliseconds_iqr']:.2f} ms"
     )
 
