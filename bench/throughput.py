@@ -124,10 +124,11 @@ def measure(shape: Shape, tokens: int, threads: int, rounds: int, backend: str) 
 
 
 def show(row: dict[str, Any]) -> None:
+    processor = row["ratio_in_processor_time"] or "–"
     print(
-        f"{row['shape']:34} {row['preset']:6} {row['operation']:13} {row['threads']} thread(s) "
-        f"{row['ratio_to_copy']:6.2f} × copy  ({row['ratio_in_processor_time'] or '–':>5} in processor time)  {row['gigabytes_per_second']:6.2f} GB/s  "
-        f"{row['milliseconds']:7.2f} ± {row['milliseconds_iqr']:.2f} ms"
+        f"{row['shape']:28} {row['preset']:6} {row['operation']:13} {row['threads']} thread(s) "
+        f"{row['ratio_to_copy']:6.2f} × copy  ({processor:>5} in processor time)  "
+        f"{row['gigabytes_per_second']:6.2f} GB/s  {row['milliseconds']:7.2f} ± {row['milliseconds_iqr']:.2f} ms"
     )
 
 
