@@ -7,6 +7,7 @@ import numpy as np
 from lynxq import arrays, backends, dtypes
 from lynxq.arguments import instance
 from lynxq.arrays import Array
+from lynxq.backends import workers
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, NonFiniteError, ShapeError
 from lynxq.layout import Layout, Tier
@@ -22,6 +23,7 @@ def encode(
     head_dim: int | None = None,
     valid_tokens: int | None = None,
     backend: str | None = None,
+    threads: int | None = None,
     out: Encoded | None = None,
 ) -> Encoded:
     """Code a tensor of keys or values into an anchor and a residual stream.
@@ -45,6 +47,9 @@ def encode(
         Tokens that hold values. What follows them is never read and decodes to zero.
     backend : str, optional
         Name of a backend; the best one that runs here by default. It changes speed, never bytes.
+    threads : int, optional
+        How many threads may work; ``LYNXQ_THREADS``, or else one for each processor, by default. It changes
+        speed, never bytes. Small tensors take fewer.
     out : Encoded, optional
         An earlier result with streams of the same sizes, whose buffers are to be reused. If the call fails
         they are unchanged.
@@ -81,12 +86,13 @@ def encode(
         first_token=first_token,
         valid_tokens=valid_tokens,
     )
-    engine = backends.get(backend)
+    engine, count = backends.get(backend), workers.thread_count(threads)
     anchor, residual = _buffers(layout, source, out)
-    found = engine.first_nonfinite(layout, source.raw)
+    found = engine.first_nonfinite(layout, source.raw, threads=count)
     if found is not None:
         raise NonFiniteError(*found)
-    engine.encode(layout, source.raw, arrays.as_bytes(anchor, "anchor"), arrays.as_bytes(residual, "residual"))
+    streams = arrays.as_bytes(anchor, "anchor"), arrays.as_bytes(residual, "residual")
+    engine.encode(layout, source.raw, *streams, threads=count)
     return Encoded(layout, anchor, residual)
 
 
@@ -112,7 +118,12 @@ def _buffers(layout: Layout, source: arrays.RawArray, out: Encoded | None) -> tu
 
 
 def decode_anchor(
-    encoded: Encoded, *, dtype: object = None, out: Array | None = None, backend: str | None = None
+    encoded: Encoded,
+    *,
+    dtype: object = None,
+    out: Array | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> Array:
     """Reconstruct a tensor from its anchor stream alone.
 
@@ -128,6 +139,8 @@ def decode_anchor(
         If the call fails it is unchanged.
     backend : str, optional
         Name of a backend; the best one that runs here by default. It changes speed, never bits.
+    threads : int, optional
+        How many threads may work, as for :func:`encode`.
 
     Returns
     -------
@@ -147,11 +160,16 @@ def decode_anchor(
     >>> bool(np.abs(near - keys).max() < 0.4)
     True
     """
-    return _decode(encoded, "anchor", dtype, out, backend)
+    return _decode(encoded, "anchor", dtype, out, backend, threads=threads)
 
 
 def decode_full(
-    encoded: Encoded, *, dtype: object = None, out: Array | None = None, backend: str | None = None
+    encoded: Encoded,
+    *,
+    dtype: object = None,
+    out: Array | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> Array:
     """Reconstruct a tensor from both streams.
 
@@ -159,7 +177,7 @@ def decode_full(
     ----------
     encoded : Encoded
         With its residual stream.
-    dtype, out, backend
+    dtype, out, backend, threads
         As for :func:`decode_anchor`; `out` may hold the anchor decode, which is then overwritten.
 
     Returns
@@ -181,20 +199,22 @@ def decode_full(
     >>> bool(np.abs(close - keys).max() < 0.03)
     True
     """
-    return _decode(encoded, "full", dtype, out, backend)
+    return _decode(encoded, "full", dtype, out, backend, threads=threads)
 
 
-def _decode(encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None) -> Array:
+def _decode(
+    encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None, *, threads: int | None
+) -> Array:
     instance("encoded", encoded, Encoded, DTypeError)
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
     stream = encoded.stream(tier)
     residual = None if stream is None else arrays.as_bytes(stream, "residual")
-    engine = backends.get(backend)
+    engine, count = backends.get(backend), workers.thread_count(threads)
     wanted = None if dtype is None else dtypes.named(dtype)
     if out is None:
         out = arrays.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.library)
     target = arrays.as_output(out, encoded.shape, encoded.library, wanted)
     if any(np.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
         raise ShapeError("out must not share memory with the encoded streams")
-    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype)
+    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype, threads=count)
     return out

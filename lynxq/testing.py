@@ -304,3 +304,32 @@ def tensors(
         else:
             x = MEMORY[kind](x)
     return Sample(x, axis - axes if draw(st.booleans()) else axis)
+
+
+# --- conformance -----------------------------------------------------------------------------------
+
+
+def check_backend(name: str, *, examples: int = 200) -> None:
+    """Compare a backend with the reference: the same streams, byte for byte, and the same decoded bits.
+
+    Parameters
+    ----------
+    name : str
+        Of a registered backend.
+    examples : int
+        Random examples, on top of the fixed ones.
+
+    Raises
+    ------
+    AssertionError
+        At the first difference; the message says what differs, where, and for which input.
+    BackendError
+        If there is no such backend here.
+
+    Examples
+    --------
+    >>> check_backend("reference", examples=3)
+    """
+    from lynxq import conformance
+
+    conformance.check(name, examples)

@@ -22,12 +22,13 @@ class Backend(ABC):
 
     Raw arrays hold the tensor in its own shape, with any strides, as ``uint16`` bit patterns (float16,
     bfloat16) or ``float32``. Streams are flat ``uint8`` arrays of exactly `Layout.stream_size` bytes.
+    `threads` is how many threads of the host may be used; results do not depend on it.
     """
 
     name: str
 
     @abstractmethod
-    def first_nonfinite(self, layout: Layout, x: Raw) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(self, layout: Layout, x: Raw, *, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
         """Count the NaN and infinite values among the valid tokens.
 
         Returns
@@ -37,7 +38,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes) -> None:
+    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, *, threads: int = 1) -> None:
         """Write both streams, every byte of them.
 
         Parameters
@@ -50,7 +51,9 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def decode(self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType) -> None:
+    def decode(
+        self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType, *, threads: int = 1
+    ) -> None:
         """Write the reconstruction: the anchor decode without a residual, the full decode with one.
 
         Parameters
@@ -63,3 +66,7 @@ class Backend(ABC):
         dtype : DType
             Of the result, which need not be that of the encoded tensor.
         """
+
+    def warmup(self) -> None:
+        """Make the first calls as fast as later ones; a backend that compiles nothing has nothing to do."""
+        return
