@@ -7,11 +7,11 @@ import numpy as np
 from lynxq import arrays, backends, dtypes
 from lynxq.arguments import instance
 from lynxq.arrays import Array
-from lynxq.backends import workers
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, NonFiniteError, ShapeError
 from lynxq.layout import Layout, Tier
 from lynxq.params import Params
+from lynxq.threads import thread_count
 
 
 def encode(
@@ -86,7 +86,7 @@ def encode(
         first_token=first_token,
         valid_tokens=valid_tokens,
     )
-    engine, count = backends.get(backend), workers.thread_count(threads)
+    engine, count = backends.get(backend), thread_count(threads)
     anchor, residual = _buffers(layout, source, out)
     found = engine.first_nonfinite(layout, source.raw, threads=count)
     if found is not None:
@@ -209,7 +209,7 @@ def _decode(
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
     stream = encoded.stream(tier)
     residual = None if stream is None else arrays.as_bytes(stream, "residual")
-    engine, count = backends.get(backend), workers.thread_count(threads)
+    engine, count = backends.get(backend), thread_count(threads)
     wanted = None if dtype is None else dtypes.named(dtype)
     if out is None:
         out = arrays.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.library)

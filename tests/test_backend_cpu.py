@@ -17,7 +17,7 @@ import pytest
 
 import lynxq
 from lynxq import Params, arrays, backends, companding, testing
-from lynxq.backends import workers
+from lynxq import threads as workers
 from lynxq.errors import BackendError, NonFiniteError, ParamsError
 from lynxq.layout import Layout
 
@@ -25,8 +25,10 @@ pytest.importorskip("numba")
 
 from numba import njit, types
 
-from lynxq.backends import cpu, cpu_plan, cpu_tables
-from lynxq.backends.cpu_kernels import bits, codes, convert, decode, jit, lookup, scan, statistics
+from lynxq.backends.cpu import backend as cpu
+from lynxq.backends.cpu import plan as cpu_plan
+from lynxq.backends.cpu import tables as cpu_tables
+from lynxq.backends.cpu.kernels import bits, codes, convert, decode, jit, lookup, scan, statistics
 
 KEYS, VALUES = Params.keys(), Params.values()
 ROOT = Path(lynxq.__file__).parent
@@ -329,7 +331,7 @@ d._FunctionCompiler.compile = lambda self, args, ret: (compiled.append(self.py_f
 x = np.arange(24000, dtype=np.float32).reshape(300, 80)
 encoded = lynxq.encode(x, token_axis=0, backend="cpu")
 lynxq.decode_full(encoded, backend="cpu")
-import lynxq.backends.cpu_kernels.encode as kernels
+import lynxq.backends.cpu.kernels.encode as kernels
 print(json.dumps([compiled, int(encoded.anchor.sum()), lynxq.__file__, kernels.encode_f32.stats.cache_path]))
 """
 
@@ -339,7 +341,7 @@ def installed(tmp_path_factory):
     """A copy of the package whose folders cannot be written: `__pycache__` is a file (the tests may run as root)."""
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT, folder / "lynxq", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("backends", "backends/cpu_kernels"):
+    for name in ("backends", "backends/cpu", "backends/cpu/kernels"):
         (folder / "lynxq" / name / "__pycache__").write_text("")
     return folder
 

@@ -16,7 +16,7 @@ from lynxq.errors import BackendError
 
 
 def _cpu() -> Backend:
-    from lynxq.backends.cpu import CpuBackend
+    from lynxq.backends.cpu.backend import CpuBackend
 
     return CpuBackend()
 

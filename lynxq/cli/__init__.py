@@ -26,7 +26,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _options(  # noqa: ARG001 - typer calls back for the option itself
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     console.set_up()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lynxq.backends.cpu_kernels.jit import SOURCE, inner, kernel
-from lynxq.backends.cpu_kernels.units import mixed_offset
+from lynxq.backends.cpu.kernels.jit import SOURCE, inner, kernel
+from lynxq.backends.cpu.kernels.units import mixed_offset
 
 #: Values of a unit of work.
 BLOCK = 1 << 16

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.jit import inner
-from lynxq.backends.cpu_kernels.reduce import VECTOR_BYTES, vector_extremes
+from lynxq.backends.cpu.kernels.jit import inner
+from lynxq.backends.cpu.kernels.reduce import VECTOR_BYTES, vector_extremes
 
 
 @inner

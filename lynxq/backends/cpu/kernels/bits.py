@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.jit import inner
+from lynxq.backends.cpu.kernels.jit import inner
 
 _ZERO, _SEVEN, _FOUR = np.uint8(0), np.uint8(7), np.uint8(4)
 _NIBBLE, _UPPER, _LEVEL = np.uint8(15), np.uint8(240), np.uint8(127)

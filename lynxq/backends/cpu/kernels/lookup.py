@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from lynxq.backends.cpu_kernels.jit import inner
+from lynxq.backends.cpu.kernels.jit import inner
 
 _BYTE, _WORD, _INT = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _V64 = ir.VectorType(_BYTE, 64)

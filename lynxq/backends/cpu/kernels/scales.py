@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.convert import F32, get_signed_16, get_unsigned_16, get_values, put_16, put_32
-from lynxq.backends.cpu_kernels.jit import bits_of, inner
+from lynxq.backends.cpu.kernels.convert import F32, get_signed_16, get_unsigned_16, get_values, put_16, put_32
+from lynxq.backends.cpu.kernels.jit import bits_of, inner
 
 #: How μ and σ are stored: not at all (they follow from the range), or in so many bytes.
 IMPLIED, BYTES_1, BYTES_2, BYTES_4 = 0, 1, 2, 4

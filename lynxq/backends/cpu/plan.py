@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lynxq.backends import cpu_tables
-from lynxq.backends.cpu_kernels import spec as spec_module
-from lynxq.backends.cpu_kernels.spec import CHANNEL, SECTIONS, TOKEN, Spec
+from lynxq.backends.cpu import tables as level_tables
+from lynxq.backends.cpu.kernels import spec as spec_module
+from lynxq.backends.cpu.kernels.spec import CHANNEL, SECTIONS, TOKEN, Spec
 from lynxq.dtypes import Raw
 from lynxq.layout import METADATA_BYTES, Layout, Stream, ceil_div
 
@@ -55,7 +55,7 @@ def flatten(raw: Raw, *, writable: bool) -> Flat | None:
 
 
 class Tables(NamedTuple):
-    """Where everything is in pages of each kind: first, middle, last. See :mod:`.cpu_kernels.spec`."""
+    """Where everything is in pages of each kind: first, middle, last. See :mod:`.kernels.spec`."""
 
     pages: Ints
     sections: Ints
@@ -205,7 +205,7 @@ def _tile(layout: Layout, lanes: int) -> tuple[int, int]:
 def make_spec(layout: Layout, flat: Flat, units: Cut) -> Spec:
     """What kernels are told."""
     params = layout.params
-    candidate = cpu_tables.candidate(params.alpha, params.levels)
+    candidate = level_tables.candidate(params.alpha, params.levels)
     middle = min(1, layout.pages - 1)
     return Spec(
         axis=TOKEN if params.axis == "token" else CHANNEL,

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.bits import join_nibbles, unpack_nibbles, unpack_rows
-from lynxq.backends.cpu_kernels.convert import get_values, narrow_bf16, narrow_f16, narrow_f32
-from lynxq.backends.cpu_kernels.encode import plane_width
-from lynxq.backends.cpu_kernels.jit import SOURCE, inner, kernel
-from lynxq.backends.cpu_kernels.lookup import lookup_row
-from lynxq.backends.cpu_kernels.scales import IMPLIED, dequantize_scales, get_centres, get_scales, implied_scales
-from lynxq.backends.cpu_kernels.spec import ANCHOR_0, CODED, HI, LO, MU, RESIDUAL_0, SECTIONS, SIGMA, SINKS, TOKEN
-from lynxq.backends.cpu_kernels.staging import gather_sections, scatter_values
-from lynxq.backends.cpu_kernels.units import (
+from lynxq.backends.cpu.kernels.bits import join_nibbles, unpack_nibbles, unpack_rows
+from lynxq.backends.cpu.kernels.convert import get_values, narrow_bf16, narrow_f16, narrow_f32
+from lynxq.backends.cpu.kernels.encode import plane_width
+from lynxq.backends.cpu.kernels.jit import SOURCE, inner, kernel
+from lynxq.backends.cpu.kernels.lookup import lookup_row
+from lynxq.backends.cpu.kernels.scales import IMPLIED, dequantize_scales, get_centres, get_scales, implied_scales
+from lynxq.backends.cpu.kernels.spec import ANCHOR_0, CODED, HI, LO, MU, RESIDUAL_0, SECTIONS, SIGMA, SINKS, TOKEN
+from lynxq.backends.cpu.kernels.staging import gather_sections, scatter_values
+from lynxq.backends.cpu.kernels.units import (
     mixed_offset,
     page_kind,
     place_groups,

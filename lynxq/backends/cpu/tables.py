@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lynxq import companding, quantizer
-from lynxq.backends.cpu_kernels.codes import DIRECT, LOGARITHM
-from lynxq.backends.cpu_kernels.lookup import tables_of
+from lynxq.backends.cpu.kernels.codes import DIRECT, LOGARITHM
+from lynxq.backends.cpu.kernels.lookup import tables_of
 from lynxq.params import Params
 
 F32 = NDArray[np.float32]

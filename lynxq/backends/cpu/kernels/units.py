@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.jit import inner
-from lynxq.backends.cpu_kernels.spec import (
+from lynxq.backends.cpu.kernels.jit import inner
+from lynxq.backends.cpu.kernels.spec import (
     CHANNEL,
     FIRST,
     HI,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lynxq.backends.cpu_kernels.bits import pack_nibbles, pack_rows, split_rows
-from lynxq.backends.cpu_kernels.codes import make_codes
-from lynxq.backends.cpu_kernels.convert import (
+from lynxq.backends.cpu.kernels.bits import pack_nibbles, pack_rows, split_rows
+from lynxq.backends.cpu.kernels.codes import make_codes
+from lynxq.backends.cpu.kernels.convert import (
     F32,
     key_16,
     key_32,
@@ -18,8 +18,8 @@ from lynxq.backends.cpu_kernels.convert import (
     widen_f16,
     widen_f32,
 )
-from lynxq.backends.cpu_kernels.jit import SOURCE, inner, kernel
-from lynxq.backends.cpu_kernels.scales import (
+from lynxq.backends.cpu.kernels.jit import SOURCE, inner, kernel
+from lynxq.backends.cpu.kernels.scales import (
     IMPLIED,
     clamp_means,
     dequantize_scales,
@@ -29,7 +29,7 @@ from lynxq.backends.cpu_kernels.scales import (
     quantize_scales,
     reciprocals,
 )
-from lynxq.backends.cpu_kernels.spec import (
+from lynxq.backends.cpu.kernels.spec import (
     ANCHOR_0,
     CODED,
     HI,
@@ -41,9 +41,9 @@ from lynxq.backends.cpu_kernels.spec import (
     SINKS,
     TOKEN,
 )
-from lynxq.backends.cpu_kernels.staging import gather_values, scatter_sections
-from lynxq.backends.cpu_kernels.statistics import copy_rows, make_statistics, merge_rows
-from lynxq.backends.cpu_kernels.units import (
+from lynxq.backends.cpu.kernels.staging import gather_values, scatter_sections
+from lynxq.backends.cpu.kernels.statistics import copy_rows, make_statistics, merge_rows
+from lynxq.backends.cpu.kernels.units import (
     clear_gaps,
     mixed_offset,
     page_kind,

@@ -1,4 +1,4 @@
-"""What every backend must agree on with the reference, see :func:`lynxq.testing.check_backend`.
+"""What every backend must agree on with the reference.
 
 Streams and outputs are filled with poison before they are written, so that a byte left out shows.
 """
@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lynxq import arrays, backends, dtypes, testing
+from lynxq import arrays, backends, dtypes
 from lynxq.backends.base import Backend, Bytes
 from lynxq.dtypes import DType, Raw
 from lynxq.layout import Layout
 from lynxq.params import SPLITS, Params
+from lynxq.testing import strategies
 
 _POISON = 0xA5
 _STREAMS: tuple[Literal["anchor", "residual"], ...] = ("anchor", "residual")
@@ -40,7 +41,7 @@ def _streams(layout: Layout) -> tuple[Bytes, Bytes]:
 
 def _output(layout: Layout, dtype: DType, memory: str) -> Raw:
     poison = np.full(layout.shape, _POISON, arrays.numpy_dtype(dtype))
-    return arrays.as_raw(testing.MEMORY[memory](poison) if poison.ndim and memory != "read-only" else poison).raw
+    return arrays.as_raw(strategies.MEMORY[memory](poison) if poison.ndim and memory != "read-only" else poison).raw
 
 
 def _same(what: str, case: Case, expected: NDArray[Any], actual: NDArray[Any]) -> None:
@@ -86,8 +87,8 @@ def _nonfinite(engine: Backend, case: Case) -> None:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Cases of every kind, small enough for many of them."""
-    sample = draw(testing.tensors(max_elements=900))
-    params = draw(testing.params())
+    sample = draw(strategies.tensors(max_elements=900))
+    params = draw(strategies.params())
     axis = sample.token_axis % sample.x.ndim
     last = sample.x.shape[-1] if axis < sample.x.ndim - 1 else 1
     heads = [n for n in range(1, last + 1) if last % n == 0]
@@ -100,7 +101,7 @@ def cases(draw: st.DrawFn) -> Case:
         first_token=draw(st.sampled_from((0, 0, 1, 3, 100))),
         valid_tokens=draw(st.none() | st.integers(0, sample.x.shape[axis])),
     )
-    memory = draw(st.sampled_from([kind for kind in testing.MEMORY if kind != "read-only"]))
+    memory = draw(st.sampled_from([kind for kind in strategies.MEMORY if kind != "read-only"]))
     return Case(sample.x, layout, draw(st.integers(1, 3)), draw(st.sampled_from(list(dtypes.BY_NAME.values()))), memory)
 
 
@@ -119,7 +120,7 @@ _SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
 
 def fixed_cases() -> list[Case]:
     """Larger cases: several pages, units and threads, and all combinations of parameters once."""
-    kinds = list(testing.CONTENTS)
+    kinds = list(strategies.CONTENTS)
     result = []
     options = product(("token", "channel"), SPLITS, ("midrange", "mean"), ("u8", "u16", "f32"), dtypes.BY_NAME)
     for number, (axis, (anchor, residual), center, metadata, dtype) in enumerate(options):
@@ -134,17 +135,37 @@ def fixed_cases() -> list[Case]:
             metadata=metadata,  # type: ignore[arg-type]
             alpha=(0.5, 0.0, 1.0, 255.0, 2.0)[number % 5],
         )
-        x = testing.contents(kinds[number % len(kinds)], shape, dtype, number)
-        memories = [kind for kind in testing.MEMORY if kind != "read-only"]
-        x = testing.MEMORY[list(testing.MEMORY)[number % 7]](x)
+        x = strategies.contents(kinds[number % len(kinds)], shape, dtype, number)
+        memories = [kind for kind in strategies.MEMORY if kind != "read-only"]
+        x = strategies.MEMORY[list(strategies.MEMORY)[number % 7]](x)
         layout = Layout.of(params, shape, dtype, token_axis=token_axis, first_token=number % 3)
         out = list(dtypes.BY_NAME.values())[number // 2 % 3]
         result.append(Case(x, layout, 1 + number % 3, out, memories[number % 5]))
     return result
 
 
-def check(name: str, examples: int) -> None:
-    """Run all cases; see :func:`lynxq.testing.check_backend`."""
+def check_backend(name: str, *, examples: int = 200) -> None:
+    """Compare a backend with the reference: the same streams, byte for byte, and the same decoded bits.
+
+    Parameters
+    ----------
+    name : str
+        Of a registered backend.
+    examples : int
+        Random examples, on top of the fixed ones.
+
+    Raises
+    ------
+    AssertionError
+        At the first difference; the message says what differs, where, and for which input.
+    BackendError
+        If there is no such backend here.
+
+    Examples
+    --------
+    >>> from lynxq.testing import check_backend
+    >>> check_backend("reference", examples=3)
+    """
     engine = backends.get(name)
     for case in fixed_cases()[: None if examples >= 50 else examples]:
         compare(engine, case)

@@ -2,7 +2,7 @@
 
 The level of t is the number of thresholds at or below t. The candidate is a fixed-point number, levels in its
 upper half and a 16-bit fraction below; rounding it down gives the level unless the fraction is so small that the
-error of the candidate could have carried it over a threshold (`margin`, see :mod:`lynxq.backends.cpu_tables`).
+error of the candidate could have carried it over a threshold (`margin`, see :mod:`lynxq.backends.cpu.tables`).
 Rows report their smallest fraction; a row with a doubtful one is gone over again, and its doubtful values are
 compared with the thresholds themselves.
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.jit import bits_of, float_of, fused, inner
+from lynxq.backends.cpu.kernels.jit import bits_of, float_of, fused, inner
 
 #: How a candidate is computed: a polynomial in t, or one in the mantissa of 1 + αt, for strong companding.
 DIRECT, LOGARITHM = 0, 1

@@ -1,7 +1,4 @@
-"""Hypothesis strategies for tests of code that uses lynxq: parameters, and tensors chosen to hurt.
-
-This is the only module that imports hypothesis.
-"""
+"""Hypothesis strategies for tests of code that uses lynxq: parameters, and tensors chosen to hurt."""
 
 from __future__ import annotations
 
@@ -304,32 +301,3 @@ def tensors(
         else:
             x = MEMORY[kind](x)
     return Sample(x, axis - axes if draw(st.booleans()) else axis)
-
-
-# --- conformance -----------------------------------------------------------------------------------
-
-
-def check_backend(name: str, *, examples: int = 200) -> None:
-    """Compare a backend with the reference: the same streams, byte for byte, and the same decoded bits.
-
-    Parameters
-    ----------
-    name : str
-        Of a registered backend.
-    examples : int
-        Random examples, on top of the fixed ones.
-
-    Raises
-    ------
-    AssertionError
-        At the first difference; the message says what differs, where, and for which input.
-    BackendError
-        If there is no such backend here.
-
-    Examples
-    --------
-    >>> check_backend("reference", examples=3)
-    """
-    from lynxq import conformance
-
-    conformance.check(name, examples)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lynxq.backends.cpu_kernels.jit import bits_of, float_of, inner
+from lynxq.backends.cpu.kernels.jit import bits_of, float_of, inner
 
 #: Numbers of element types, those of `lynxq.dtypes`.
 F32, F16, BF16 = 0, 1, 2

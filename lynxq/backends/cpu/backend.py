@@ -1,7 +1,7 @@
 """numba on the CPU: the bytes of the reference, at the speed of memory.
 
 The tensor is cut into units, a page of a few hundred channels each, which threads of our own work through; see
-:mod:`lynxq.backends.cpu_plan` for the cut and :mod:`lynxq.backends.cpu_kernels` for what is done with a unit.
+:mod:`lynxq.backends.cpu.plan` for the cut and :mod:`lynxq.backends.cpu.kernels` for what is done with a unit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import numba  # noqa: F401 - before all that needs it, so that an error names it
 import numpy as np
 from numpy.typing import NDArray
 
-from lynxq.backends import cpu_plan, cpu_tables, workers
+from lynxq import threads as worker_threads
 from lynxq.backends.base import Backend, Bytes
-from lynxq.backends.cpu_kernels import scan
-from lynxq.backends.cpu_kernels.decode import decode_bf16, decode_f16, decode_f32
-from lynxq.backends.cpu_kernels.encode import encode_bf16, encode_f16, encode_f32
-from lynxq.backends.cpu_kernels.spec import SECTIONS
-from lynxq.backends.cpu_plan import Flat, Scratch, flatten, read_only
+from lynxq.backends.cpu import plan
+from lynxq.backends.cpu import tables as level_tables
+from lynxq.backends.cpu.kernels import scan
+from lynxq.backends.cpu.kernels.decode import decode_bf16, decode_f16, decode_f32
+from lynxq.backends.cpu.kernels.encode import encode_bf16, encode_f16, encode_f32
+from lynxq.backends.cpu.kernels.spec import SECTIONS
+from lynxq.backends.cpu.plan import Flat, Scratch, flatten, read_only
 from lynxq.backends.reference import ReferenceBackend
 from lynxq.backends.sections import page_sections
 from lynxq.dtypes import DType, Raw, from_float32, to_float32
@@ -74,7 +76,7 @@ class CpuBackend(Backend):
                 found.append(scan.any_nonfinite(memory, mask, shape, strides, length, step, first, last))
 
             count = _threads(threads, valid.size)
-            workers.run(work, int(np.prod(shape)) * per_row, count)
+            worker_threads.run(work, int(np.prod(shape)) * per_row, count)
             if not any(found):
                 return None
         return self._reference.first_nonfinite(layout, x)
@@ -85,25 +87,25 @@ class CpuBackend(Backend):
             return
         flat = flatten(x, writable=False)
         count = _threads(threads, layout.elements)
-        units = None if flat is None else cpu_plan.cut(layout, flat, count)
+        units = None if flat is None else plan.cut(layout, flat, count)
         if flat is None or units is None or units.scratch > _MAX_SCRATCH:
             self._reference.encode(layout, x, anchor, residual)
             return
         if layout.sinks:
             _sinks(layout, anchor)[...] = x[_token_slice(layout, 0, layout.sinks)]
         params = layout.params
-        tables, spec = cpu_plan.tables(layout), cpu_plan.make_spec(layout, flat, units)
-        candidate = cpu_tables.candidate(params.alpha, params.levels)
-        thresholds = cpu_tables.thresholds(params.alpha, params.levels)
-        places = (*tables, cpu_plan.axes(layout, flat))
+        tables, spec = plan.tables(layout), plan.make_spec(layout, flat, units)
+        candidate = level_tables.candidate(params.alpha, params.levels)
+        thresholds = level_tables.thresholds(params.alpha, params.levels)
+        places = (*tables, plan.axes(layout, flat))
         kernel, memory = _ENCODE[layout.dtype.name], flat.memory
 
         def work(first: int, last: int) -> None:
             scratch = Scratch(units.scratch)
             lanes, chunks = units.lanes, units.chunks
-            keys = scratch.take(_KEYS[layout.dtype.itemsize], 2, cpu_plan.key_columns(layout, lanes, chunks))
+            keys = scratch.take(_KEYS[layout.dtype.itemsize], 2, plan.key_columns(layout, lanes, chunks))
             arrays = (
-                scratch.take(np.float32, cpu_plan.FLOAT_ROWS, max(lanes, chunks)),
+                scratch.take(np.float32, plan.FLOAT_ROWS, max(lanes, chunks)),
                 keys,
                 scratch.take(np.uint8, 24 * lanes),
                 scratch.take(np.uint32, lanes),
@@ -114,7 +116,7 @@ class CpuBackend(Backend):
             buffers = (staged, read_only(staged), scratch.take(np.uint8, units.stream), *_indices(scratch, lanes))
             kernel(spec, places, memory, anchor, residual, first, last, arrays, buffers)
 
-        workers.run(work, spec.units, units.threads(count))
+        worker_threads.run(work, spec.units, units.threads(count))
 
     def decode(
         self,
@@ -132,16 +134,16 @@ class CpuBackend(Backend):
             return
         flat = flatten(out, writable=True)
         count = _threads(threads, layout.elements)
-        units = None if flat is None else cpu_plan.cut(layout, flat, count)
+        units = None if flat is None else plan.cut(layout, flat, count)
         if flat is None or units is None or units.scratch > _MAX_SCRATCH:
             self._reference.decode(layout, anchor, residual, out, dtype)
             return
         if layout.sinks:
             _decode_sinks(layout, anchor, out, dtype)
         params, full = layout.params, residual is not None
-        tables, spec = cpu_plan.tables(layout), cpu_plan.make_spec(layout, flat, units)
-        places = (tables.pages, tables.sections, cpu_plan.axes(layout, flat))
-        lookup = cpu_tables.lookup(params, full)
+        tables, spec = plan.tables(layout), plan.make_spec(layout, flat, units)
+        places = (tables.pages, tables.sections, plan.axes(layout, flat))
+        lookup = level_tables.lookup(params, full)
         kernel, memory, limit = _DECODE[dtype.name], flat.memory, np.float32(dtype.largest)
         high = read_only(anchor)
         low = high[:0] if residual is None else read_only(residual)
@@ -150,7 +152,7 @@ class CpuBackend(Backend):
             scratch = Scratch(units.scratch)
             lanes, chunks = units.lanes, units.chunks
             arrays = (
-                scratch.take(np.float32, cpu_plan.FLOAT_ROWS, max(lanes, chunks)),
+                scratch.take(np.float32, plan.FLOAT_ROWS, max(lanes, chunks)),
                 scratch.take(np.uint8, 8 * lanes),
                 lookup,
             )
@@ -159,7 +161,7 @@ class CpuBackend(Backend):
             buffers = (staged, streams, read_only(streams), *_indices(scratch, lanes))
             kernel(spec, full, limit, places, high, low, memory, first, last, arrays, buffers)
 
-        workers.run(work, spec.units, units.threads(count))
+        worker_threads.run(work, spec.units, units.threads(count))
 
     def warmup(self) -> None:
         """Compile the kernels of all element types, or load them from the cache on disk."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lynxq.backends.cpu_kernels.jit import inner
-from lynxq.backends.cpu_kernels.spec import ITEMSIZE, LANES, ROWS
+from lynxq.backends.cpu.kernels.jit import inner
+from lynxq.backends.cpu.kernels.spec import ITEMSIZE, LANES, ROWS
 
 #: Tokens that are copied at a time where neighbouring tokens are nearer to each other than channels are.
 _TOKENS = 32
