@@ -233,6 +233,13 @@ def test_hostile_shapes_in_a_tensor_file(tmp_path, shape):
         run("encode", path, "-o", tmp_path / "x.lynx")
 
 
+def test_warmup_says_which_backends_there_are():
+    shown = run("warmup", "--dtype", "bfloat16")
+    assert shown.splitlines()[-1] == "reference: ready"
+    with pytest.raises(errors.DTypeError):
+        run("warmup", "--dtype", "int8")
+
+
 # --- as a program ----------------------------------------------------------------------------------
 
 

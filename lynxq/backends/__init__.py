@@ -12,6 +12,7 @@ from functools import cache
 
 from lynxq.arguments import shown
 from lynxq.backends.base import Backend
+from lynxq.dtypes import BY_NAME, named
 from lynxq.errors import BackendError
 
 
@@ -88,10 +89,18 @@ def get(name: str | None = None) -> Backend:
     raise BackendError(f"backend {missing[0]!r} does not run here: {missing[1]}")
 
 
-def warmup() -> None:
+def warmup(*dtypes: str) -> None:
     """Compile the kernels of the best backend, or load them from its cache on disk.
 
-    The first call of a kernel does that otherwise: seconds without a cache, a fraction of one with it.
+    The first call of a kernel does that otherwise: many seconds without a cache, a fraction of one with it.
+
+    Parameters
+    ----------
+    *dtypes : str
+        The element types to prepare for; all by default.
+
+    Examples
+    --------
+    >>> warmup("bfloat16")
     """
-    backend = get()
-    backend.warmup()
+    get().warmup(*(named(dtype) for dtype in dtypes or BY_NAME))

@@ -67,6 +67,5 @@ class Backend(ABC):
             Of the result, which need not be that of the encoded tensor.
         """
 
-    def warmup(self) -> None:
-        """Make the first calls as fast as later ones; a backend that compiles nothing has nothing to do."""
-        return
+    def warmup(self, *dtypes: DType) -> None:  # noqa: B027 - a backend that compiles nothing has nothing to do
+        """Make the first calls for some element types as fast as later ones."""

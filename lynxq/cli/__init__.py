@@ -26,13 +26,13 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(  # noqa: ARG001 - typer calls back for the option itself
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),  # noqa: ARG001 - acted on by its callback
 ) -> None:
     console.set_up()
 
 
-for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, evaluation.demo):
+for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
+from lynxq import backends
 from lynxq.container.atomic import same_file
 from lynxq.errors import LynxqError
 
@@ -21,6 +23,8 @@ err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 _LINE = 400
 _WIDTH = 160
+#: Seconds of preparation that are worth a word.
+_LONG = 3.0
 
 
 def set_up() -> None:
@@ -69,6 +73,16 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def prepare(*dtypes: str) -> None:
+    """Compile kernels before they are needed, and say so if it takes a while."""
+    begin = time.perf_counter()
+    with err.status("compiling kernels for this machine, once") if err.is_terminal else nullcontext():
+        backends.warmup(*dtypes)
+    seconds = time.perf_counter() - begin
+    if seconds > _LONG:
+        err.print(f"compiled kernels in {seconds:.0f} s; they are kept for the next time", soft_wrap=True)
 
 
 def size(nbytes: float) -> str:

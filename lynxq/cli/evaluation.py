@@ -81,6 +81,7 @@ def demo() -> None:
         console.out.print(f"text: {file.metadata['text']}")
         console.out.print(f"{len(tensors)} tensors, {console.size(raw)} in bfloat16")
         path = Path(folder, "demo.lynx")
+        console.prepare("bfloat16")
         presets = {name: naming.preset_for(naming.kind_of(name)) for name in tensors}
         begin = time.perf_counter()
         encoded = {name: lynxq.encode(x, presets[name], token_axis=0) for name, x in tensors.items()}

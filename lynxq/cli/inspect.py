@@ -1,4 +1,4 @@
-"""``lynxq info`` and ``lynxq verify``."""
+"""``lynxq info``, ``lynxq verify`` and ``lynxq warmup``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ import typer
 from rich.table import Column, Table
 
 import lynxq
-from lynxq import Params
+from lynxq import Params, backends
 from lynxq.cli import console
 
 Container = Annotated[Path, typer.Argument(help="container (.lynx)", exists=True, dir_okay=False)]
 Residual = Annotated[Path | None, typer.Option(help="residual file of a split container", exists=True, dir_okay=False)]
 AllowTrailing = Annotated[bool, typer.Option("--allow-trailing", help="ignore what follows the last segment")]
+
+
+def warmup(
+    dtype: Annotated[list[str] | None, typer.Option(help="element type to prepare for; may be repeated")] = None,
+) -> None:
+    """Compile the kernels of this machine ahead, and show which backends there are.
+
+    Example: lynxq warmup --dtype bfloat16
+    """
+    console.prepare(*(dtype or ()))
+    for name, reason in backends.available().items():
+        console.out.print(f"{name}: {'ready' if reason is None else console.plain(reason)}", soft_wrap=True)
 
 
 def _preset(params: Params) -> str:

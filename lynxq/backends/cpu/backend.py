@@ -163,10 +163,10 @@ class CpuBackend(Backend):
 
         worker_threads.run(work, spec.units, units.threads(count))
 
-    def warmup(self) -> None:
-        """Compile the kernels of all element types, or load them from the cache on disk."""
-        for name in _ENCODE:
-            layout = Layout.of(Params.keys(), (16, 8), name, token_axis=0)
+    def warmup(self, *dtypes: DType) -> None:
+        """Compile the kernels, or load them from the cache on disk."""
+        for dtype in dtypes:
+            layout = Layout.of(Params.keys(), (16, 8), dtype, token_axis=0)
             x = np.zeros(layout.shape, layout.dtype.raw)
             anchor, residual = (np.empty(layout.stream_size(stream), np.uint8) for stream in _STREAMS)
             self.first_nonfinite(layout, x)
