@@ -142,21 +142,30 @@ __device__ __forceinline__ u8* value_address(const Plan& plan, u8* column, i64 t
 #endif
 }
 
+// Values of successive tokens: without blocks, an addition each.
+struct Rows {
+    const Plan& plan;
+    u8* column;
+    i64 token;
+    u8* next;
+    __device__ __forceinline__ Rows(const Plan& given, u8* base, i64 first)
+        : plan(given), column(base), token(first), next(SLOTS ? base : value_address(given, base, first)) {}
+    __device__ __forceinline__ u8* step() {
+        if (SLOTS) return value_address(plan, column, token++);
+        u8* here = next;
+        next += plan.token_stride;
+        return here;
+    }
+};
+
 // --- this block of threads ----------------------------------------------------------------------------------------
 struct Tile {
-    i64 outer, page;
-    i64 tile, group;
+    i64 outer, page, tile, group;
 };
 
 // Neighbouring blocks read neighbouring channels, then the next tokens.
 __device__ __forceinline__ Tile this_tile(const Plan& plan, i64 pages) {
-    u64 number = blockIdx.x;
-    Tile result;
-    result.group = number % plan.groups;
-    number /= plan.groups;
-    result.tile = number % plan.tiles;
-    number /= plan.tiles;
-    result.page = number % pages;
-    result.outer = number / pages;
-    return result;
+    const u32 groups = (u32)plan.groups, tiles = (u32)plan.tiles, all = (u32)pages;  // each is at most the number of blocks
+    const u32 rows = blockIdx.x / groups, page_rows = rows / tiles;
+    return {page_rows / all, page_rows % all, rows % tiles, blockIdx.x % groups};
 }

@@ -9,52 +9,93 @@
 #define BYTES_OF(n) ((u32)(n) * 0x01010101u)
 
 // Tables of a set of parameters in device memory: 128 thresholds (the rest infinite), signed anchor factors, signed
-// full factors, then the cells of the threshold grid.
+// full factors, then of every cell of the grid the next threshold and, as 32-bit integers, the thresholds below it.
 #define THRESHOLDS 128
 #define ANCHOR_FACTORS (1 << ANCHOR_BITS)
 #define FULL_FACTORS 256
-#define CELLS (CELL_BITS ? 2 << CELL_BITS : 0)
+#if CELL_BITS
+#define CELLS (2 << CELL_BITS)  // the second half is that of t = 1 and more, all alike
+#endif
 
 struct EncodeTables {
+#if CELL_BITS
+    float next[CELLS];
+    u32 below[CELLS];
+#else
     float threshold[THRESHOLDS];
-    u8 cell[CELLS ? CELLS : 1];
+#endif
 };
 
 // Every thread of the block takes part; the caller synchronises.
 __device__ __forceinline__ void load_tables(EncodeTables& shared, const u8* tables, u32 thread, u32 threads) {
     const float* threshold = reinterpret_cast<const float*>(tables);
-    const u8* cell = tables + 4 * (THRESHOLDS + ANCHOR_FACTORS + FULL_FACTORS);
+#if CELL_BITS
+    const float* next = threshold + THRESHOLDS + ANCHOR_FACTORS + FULL_FACTORS;
+    const u32* below = reinterpret_cast<const u32*>(next + CELLS);
+    for (u32 k = thread; k < CELLS; k += threads) {
+        shared.next[k] = next[k];
+        shared.below[k] = below[k];
+    }
+#else
     for (u32 k = thread; k < THRESHOLDS; k += threads) shared.threshold[k] = threshold[k];
-    for (u32 k = thread; k < CELLS; k += threads) shared.cell[k] = cell[k];
+#endif
 }
 
-// The number of thresholds at or below t.
-__device__ __forceinline__ u32 magnitude_level(float t, const EncodeTables& tables) {
+// A number of thresholds at or below t, and a float whose sign is clear if there is one more.
+struct Candidate {
+    u32 below;
+    float margin;
+};
+
+__device__ __forceinline__ Candidate candidate(float t, const EncodeTables& tables) {
 #if CELL_BITS
-    // Adding 2^(23 - CELL_BITS) leaves round(t · 2^CELL_BITS) in the low bits. A cell knows all thresholds below it
-    // and has at most one inside, so one comparison decides. The mask keeps what is not a number inside the table.
-    const u32 cell = __float_as_uint(__fadd_rn(t, (float)(1 << (23 - CELL_BITS)))) & (CELLS - 1);
-    const u32 below = tables.cell[cell];
-    return below + (t >= tables.threshold[below] ? 1u : 0u);
+    // Adding 2^(21 - CELL_BITS) leaves round(t · 4 · 2^CELL_BITS) in the low bits: four times the cell, and a rest that
+    // the mask drops, with what is not a number. A cell knows all thresholds below it and has at most one inside.
+    const u32 offset = __float_as_uint(__fadd_rn(t, (float)(1 << (21 - CELL_BITS)))) & (4 * CELLS - 4);
+    const float next = *reinterpret_cast<const float*>(reinterpret_cast<const u8*>(tables.next) + offset);
+    const u32 below = *reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(tables.below) + offset);
+    return {below, __fsub_rn(t, next)};  // exact enough: a difference is never rounded to the other sign, nor to zero
 #else
     u32 below = 0;
 #pragma unroll
     for (u32 step = THRESHOLDS / 2; step; step /= 2) below += t >= tables.threshold[below + step - 1] ? step : 0u;
-    return below;
+    return {below, -1.0f};
 #endif
 }
+
+// A centre as `levels_of` wants it: x - μ̂ is then never -0, and its sign says on which side of the centre x lies.
+__device__ __forceinline__ float signed_center(float mu) { return mu == 0.0f ? -0.0f : mu; }
 
 // Levels of one token's VEC channels and, where the value is below the centre, a byte of ones.
 struct Levels {
     u32 level[WORDS], negative[WORDS];
 };
 
-__device__ __forceinline__ void add_level(Levels& levels, int k, float x, float mu, float reciprocal, const EncodeTables& tables) {
-    const float distance = __fsub_rn(x, mu);
-    const u32 level = magnitude_level(__fmul_rn(fabsf(distance), reciprocal), tables);
-    const int shift = 8 * (k & 3);
-    levels.level[k / 4] |= level << shift;
-    levels.negative[k / 4] |= distance < 0.0f ? 0xffu << shift : 0u;
+// One in every byte whose float is negative.
+__device__ __forceinline__ u32 signs(float a, float b, float c, float d) {
+    const u32 low = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x0073);
+    const u32 high = __byte_perm(__float_as_uint(c), __float_as_uint(d), 0x0073);
+    return __byte_perm(low, high, 0x5410) >> 7 & BYTES_OF(1);
+}
+
+__device__ __forceinline__ Levels levels_of(const float (&x)[VEC], const float (&mu)[VEC], const float (&reciprocal)[VEC],
+                                            const EncodeTables& tables) {
+    Levels result;
+#pragma unroll
+    for (int word = 0; word < WORDS; ++word) {
+        float distance[4] = {0.0f, 0.0f, 0.0f, 0.0f}, margin[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        u32 below = 0;
+#pragma unroll
+        for (int k = 0; k < (VEC < 4 ? VEC : 4); ++k) {
+            distance[k] = __fsub_rn(x[4 * word + k], mu[4 * word + k]);
+            const Candidate level = candidate(__fmul_rn(fabsf(distance[k]), reciprocal[4 * word + k]), tables);
+            below |= level.below << (8 * k);
+            margin[k] = level.margin;
+        }
+        result.level[word] = below + (BYTES_OF(1) ^ signs(margin[0], margin[1], margin[2], margin[3]));
+        result.negative[word] = signs(distance[0], distance[1], distance[2], distance[3]) * 0xffu;
+    }
+    return result;
 }
 
 __device__ __forceinline__ u32 anchor_code(u32 level, u32 negative) {
@@ -92,7 +133,8 @@ __device__ __forceinline__ void store_plane(u8* plane, i64 channels, const u32 (
         Pack<1> pack;
 #pragma unroll
         for (int word = 0; word < WORDS; ++word) pack.word[word] = plane_row<WIDTH, SHIFT>(code, row, word);
-        store_pack<1>(plane + row * channels, pack);
+        store_pack<1>(plane, pack);
+        plane += channels;
     }
 }
 
@@ -135,7 +177,8 @@ __device__ __forceinline__ void load_plane(const u8* plane, i64 channels, u32 (&
 #pragma unroll
     for (int row = 0; row < WIDTH; ++row)
         if (row * (8 / WIDTH) < valid) {
-            pack[row] = load_pack<1>(plane + row * channels);
+            pack[row] = load_pack<1>(plane);
+            plane += channels;
         } else {
 #pragma unroll
             for (int word = 0; word < WORDS; ++word) pack[row].word[word] = 0;

@@ -13,11 +13,30 @@ struct Bounds {
     float lo, hi;
 };
 
+// Where range and scale of a channel at a coded token are, in entries of their sections, and how far the next token's.
+struct Cursor {
+    i64 run, chunk, run_step, chunk_step;
+};
+
+__device__ __forceinline__ Cursor cursor_at(const Plan& plan, const PageView& view, i64 token, i64 channel) {
+#if CHANNEL_AXIS
+    const channel_t head_dim = (channel_t)plan.head_dim, per_head = (head_dim + RANGE - 1) / RANGE;
+    const channel_t chunks_per_head = (head_dim + CHUNK - 1) / CHUNK, heads = (channel_t)plan.channels / head_dim;
+    const channel_t head = (channel_t)channel / head_dim, in_head = (channel_t)channel % head_dim;
+    const i64 row = view.outer * view.coded + token, runs = (i64)heads * per_head, chunks = (i64)heads * chunks_per_head;
+    return {row * runs + (i64)head * per_head + in_head / RANGE, row * chunks + (i64)head * chunks_per_head + in_head / CHUNK, runs, chunks};
+#else
+    const i64 runs = ceil_div(view.coded, RANGE), chunks = ceil_div(view.coded, CHUNK);
+    return {(view.outer * runs + token / RANGE) * plan.channels + channel,
+            (view.outer * chunks + token / CHUNK) * plan.channels + channel, 0, 0};
+#endif
+}
+
 // Scale and range of the VEC channels at a token, from their places in the sections.
-__device__ __forceinline__ void load_bounds(const Plan& plan, const PageView& view, i64 run, i64 chunk, Bounds (&bounds)[VEC]) {
+__device__ __forceinline__ void load_bounds(const Plan& plan, const PageView& view, const Cursor& at, Bounds (&bounds)[VEC]) {
     const int meta = METADATA ? METADATA : 1;
-    const u8 *lo = section(plan, view, LO) + run * VALUE_BYTES, *hi = section(plan, view, HI) + run * VALUE_BYTES;
-    const u8 *mu = section(plan, view, MU) + chunk * meta, *sigma = section(plan, view, SIGMA) + chunk * meta;
+    const u8 *lo = section(plan, view, LO) + at.run * VALUE_BYTES, *hi = section(plan, view, HI) + at.run * VALUE_BYTES;
+    const u8 *mu = section(plan, view, MU) + at.chunk * meta, *sigma = section(plan, view, SIGMA) + at.chunk * meta;
 #if CHANNEL_AXIS  // all VEC channels are in one chunk
     Bounds one;
     one.lo = widen<VALUE_TYPE>(load_bits<VALUE_BYTES>(lo));
@@ -40,21 +59,6 @@ __device__ __forceinline__ void load_bounds(const Plan& plan, const PageView& vi
         bounds[k].scale = stored_scale(bounds[k].lo, bounds[k].hi, METADATA ? stored_mu(element(center, k)) : 0.0f,
                                        METADATA ? stored_sigma(element(scale, k)) : 0.0f);
     }
-#endif
-}
-
-// Where range and scale of a channel at a coded token are, counted in entries of their sections.
-__device__ __forceinline__ void load_bounds_of(const Plan& plan, const PageView& view, i64 token, i64 channel, Bounds (&bounds)[VEC]) {
-#if CHANNEL_AXIS
-    const i64 per_head = ceil_div(plan.head_dim, RANGE), chunks_per_head = ceil_div(plan.head_dim, CHUNK);
-    const i64 heads = plan.channels / plan.head_dim, head = channel / plan.head_dim, in_head = channel % plan.head_dim;
-    const i64 row = view.outer * view.coded + token;
-    load_bounds(plan, view, row * (heads * per_head) + head * per_head + in_head / RANGE,
-                row * (heads * chunks_per_head) + head * chunks_per_head + in_head / CHUNK, bounds);
-#else
-    const i64 runs = ceil_div(view.coded, RANGE), chunks = ceil_div(view.coded, CHUNK);
-    load_bounds(plan, view, (view.outer * runs + token / RANGE) * plan.channels + channel,
-                (view.outer * chunks + token / CHUNK) * plan.channels + channel, bounds);
 #endif
 }
 
@@ -113,8 +117,10 @@ __device__ __forceinline__ void decode(const Plan& plan) {
     for (int depth = 0; depth < DEPTH; ++depth) {
         const i64 strip = (where.tile * STRIPS + row) * DEPTH + depth;
         const int valid = valid_tokens(view.coded, strip);
+        Rows rows(plan, column, view.first + strip * STRIP);
         if (valid) {
-            if (ONE_CHUNK ? depth == 0 : !CHANNEL_AXIS) load_bounds_of(plan, view, strip * STRIP, channel, bounds);
+            Cursor at = cursor_at(plan, view, strip * STRIP, channel);
+            if (!CHANNEL_AXIS && (!ONE_CHUNK || depth == 0)) load_bounds(plan, view, at, bounds);
             u32 code[STRIP][WORDS];
 #pragma unroll
             for (int i = 0; i < STRIP; ++i)
@@ -124,15 +130,17 @@ __device__ __forceinline__ void decode(const Plan& plan) {
             if (FULL) load_code<RESIDUAL_BITS, 0>(plan, view, RESIDUAL_LOW, strip, channel, code, valid);
 #pragma unroll
             for (int i = 0; i < STRIP; ++i) {
-                if (i < valid) {
-                    const i64 token = strip * STRIP + i;
-                    if (CHANNEL_AXIS || (CHUNK % STRIP != 0 && i > 0 && token % CHUNK == 0)) load_bounds_of(plan, view, token, channel, bounds);
-                    float value[VEC];
+                if (i >= valid) break;
+                if (!CHANNEL_AXIS && CHUNK % STRIP != 0 && i > 0 && (strip * STRIP + i) % CHUNK == 0)
+                    at = cursor_at(plan, view, strip * STRIP + i, channel);
+                if (CHANNEL_AXIS || CHUNK % STRIP != 0) load_bounds(plan, view, at, bounds);
+                at.run += at.run_step;
+                at.chunk += at.chunk_step;
+                float value[VEC];
 #pragma unroll
-                    for (int k = 0; k < VEC; ++k)
-                        value[k] = reconstruct(factor[code[i][k / 4] >> (8 * (k & 3)) & 0xff], bounds[k].scale, bounds[k].lo, bounds[k].hi);
-                    store_values(value_address(plan, column, view.first + token), value);
-                }
+                for (int k = 0; k < VEC; ++k)
+                    value[k] = reconstruct(factor[code[i][k / 4] >> (8 * (k & 3)) & 0xff], bounds[k].scale, bounds[k].lo, bounds[k].hi);
+                store_values(rows.step(), value);
             }
         }
 #if !SLOTS
@@ -140,7 +148,7 @@ __device__ __forceinline__ void decode(const Plan& plan) {
             const i64 token = view.first + strip * STRIP + i;
             if (token >= end) break;
             const float zero[VEC] = {0.0f};
-            store_values(value_address(plan, column, token), zero);
+            store_values(rows.step(), zero);
         }
 #endif
     }

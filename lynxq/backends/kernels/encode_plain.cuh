@@ -66,11 +66,11 @@ __device__ void encode_channel_of_page(const Plan& plan, const PageView& view, i
             const i64 end = least(begin + CHUNK, run_end);
             const Scale scale = chunk_scale(plan, view, walk, range, begin, end,
                                             (view.outer * chunks + begin / CHUNK) * plan.channels + channel);
-            const float inverse = reciprocal(scale.sigma);
+            const float mu[VEC] = {signed_center(scale.mu)}, inverse[VEC] = {reciprocal(scale.sigma)};
             for (i64 token = begin; token < end; ++token) {
                 const int slot = (int)(token % STRIP);
-                Levels one = {{0}, {0}};
-                add_level(one, 0, walk.at(token), scale.mu, inverse, tables);
+                const float x[VEC] = {walk.at(token)};
+                const Levels one = levels_of(x, mu, inverse, tables);
 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)
                     if (i == slot) levels[i] = one;
@@ -106,10 +106,10 @@ __device__ void encode_run_of_strip(const Plan& plan, const PageView& view, i64 
             Levels levels[STRIP];
 #pragma unroll
             for (int i = 0; i < STRIP; ++i) {
-                levels[i].level[0] = levels[i].negative[0] = 0;
                 if (i < valid) {
                     const Walk walk = {plan, base, view.first + strip * STRIP + i, channel};
-                    add_level(levels[i], 0, walk.at(k), scale[i].mu, scale[i].sigma, tables);
+                    const float x[VEC] = {walk.at(k)}, mu[VEC] = {signed_center(scale[i].mu)}, inverse[VEC] = {scale[i].sigma};
+                    levels[i] = levels_of(x, mu, inverse, tables);
                 }
             }
             store_codes(plan, view, strip, channel + k, levels, valid);

@@ -12,6 +12,36 @@
 #define CHUNK_STRIPS (CHUNK / STRIP)
 #define RUN_CHUNKS (RANGE / CHUNK)
 
+// Smallest and largest value of every channel of a strip.
+__device__ __forceinline__ void strip_range(const Pack<VALUE_BYTES> (&value)[STRIP], float (&lo)[VEC], float (&hi)[VEC]) {
+#if PAIRED
+    Pack<VALUE_BYTES> low = value[0], high = value[0];
+#pragma unroll
+    for (int i = 1; i < STRIP; ++i)
+#pragma unroll
+        for (int word = 0; word < Pack<VALUE_BYTES>::COUNT; ++word) {
+            low.word[word] = pair_of_lesser(low.word[word], value[i].word[word]);
+            high.word[word] = pair_of_greater(high.word[word], value[i].word[word]);
+        }
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) {
+        lo[k] = widen<VALUE_TYPE>(element(low, k));
+        hi[k] = widen<VALUE_TYPE>(element(high, k));
+    }
+#else
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) {
+        lo[k] = hi[k] = widen<VALUE_TYPE>(element(value[0], k));
+#pragma unroll
+        for (int i = 1; i < STRIP; ++i) {
+            const float x = widen<VALUE_TYPE>(element(value[i], k));
+            lo[k] = fminf(lo[k], x);
+            hi[k] = fmaxf(hi[k], x);
+        }
+    }
+#endif
+}
+
 __device__ __forceinline__ void encode(const Plan& plan) {
     __shared__ EncodeTables tables;
     // Smallest and largest value of strips; later, where strips are not chunks, centre and reciprocal of chunks.
@@ -44,17 +74,12 @@ __device__ __forceinline__ void encode(const Plan& plan) {
     Pack<VALUE_BYTES> value[STRIP];
     load_strip(plan, view, column, strip, valid, value);
     load_tables(tables, plan.tables, thread, THREADS);
+    float lo[VEC], hi[VEC];
+    strip_range(value, lo, hi);
 #pragma unroll
     for (int k = 0; k < VEC; ++k) {
-        float lo = INFINITY_F, hi = -INFINITY_F;
-#pragma unroll
-        for (int i = 0; i < STRIP; ++i) {
-            const float x = widen<VALUE_TYPE>(element(value[i], k));
-            lo = i < valid ? fminf(lo, x) : lo;
-            hi = i < valid ? fmaxf(hi, x) : hi;
-        }
-        strip_lo[row][first + k] = lo;
-        strip_hi[row][first + k] = hi;
+        strip_lo[row][first + k] = valid ? lo[k] : INFINITY_F;
+        strip_hi[row][first + k] = valid ? hi[k] : -INFINITY_F;
     }
 #if MEAN_CENTER
     // Sums run token by token: the strips of a chunk take turns.
@@ -118,7 +143,7 @@ __device__ __forceinline__ void encode(const Plan& plan) {
                 store_scale(plan, view, (view.outer * chunks + number) * plan.channels + column_number, stored);
             }
             const Scale scale = stored_scale(lo, hi, stored.mu, stored.sigma);
-            mu = scale.mu;
+            mu = signed_center(scale.mu);
             inverse = reciprocal(scale.sigma);
         }
         chunk_mu[chunk][c] = mu;
@@ -136,10 +161,10 @@ __device__ __forceinline__ void encode(const Plan& plan) {
     Levels levels[STRIP];
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) {
+        float x[VEC];
 #pragma unroll
-        for (int word = 0; word < WORDS; ++word) levels[i].level[word] = levels[i].negative[word] = 0;
-#pragma unroll
-        for (int k = 0; k < VEC; ++k) add_level(levels[i], k, widen<VALUE_TYPE>(element(value[i], k)), mu[k], inverse[k], tables);
+        for (int k = 0; k < VEC; ++k) x[k] = widen<VALUE_TYPE>(element(value[i], k));
+        levels[i] = levels_of(x, mu, inverse, tables);
     }
     store_codes(plan, view, strip, channel, levels, valid);
 }

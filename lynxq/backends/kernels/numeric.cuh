@@ -49,6 +49,41 @@ __device__ __forceinline__ u32 floats_to_bfloats(float low, float high) {
 }
 #endif
 
+// The lesser or the greater of each half of two pairs of 16-bit elements; -0 is less than +0.
+#ifdef __CUDA_HOST_SHIM__
+template <bool GREATER>
+__device__ __forceinline__ u32 choose_half(u32 a, u32 b) {
+    const float x = VALUE_TYPE == FLOAT16 ? half_to_float(a) : __uint_as_float(a << 16);
+    const float y = VALUE_TYPE == FLOAT16 ? half_to_float(b) : __uint_as_float(b << 16);
+    return __float_as_uint(GREATER ? fmaxf(x, y) : fminf(x, y)) == __float_as_uint(x) ? a : b;
+}
+__device__ __forceinline__ u32 pair_of_lesser(u32 a, u32 b) {
+    return choose_half<false>(a & 0xffffu, b & 0xffffu) | choose_half<false>(a >> 16, b >> 16) << 16;
+}
+__device__ __forceinline__ u32 pair_of_greater(u32 a, u32 b) {
+    return choose_half<true>(a & 0xffffu, b & 0xffffu) | choose_half<true>(a >> 16, b >> 16) << 16;
+}
+#else
+__device__ __forceinline__ u32 pair_of_lesser(u32 a, u32 b) {
+    u32 pair;
+    if (VALUE_TYPE == FLOAT16) {
+        asm("min.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    } else {
+        asm("min.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    }
+    return pair;
+}
+__device__ __forceinline__ u32 pair_of_greater(u32 a, u32 b) {
+    u32 pair;
+    if (VALUE_TYPE == FLOAT16) {
+        asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    } else {
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    }
+    return pair;
+}
+#endif
+
 // Bits of an element to float32, exact.
 template <int TYPE>
 __device__ __forceinline__ float widen(u32 bits) {

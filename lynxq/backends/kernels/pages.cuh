@@ -48,16 +48,23 @@ __device__ __forceinline__ int valid_tokens(i64 coded, i64 strip) {
     return left <= 0 ? 0 : left < STRIP ? (int)left : STRIP;
 }
 
-// The strip's values of a pack of channels; those of tokens from `valid` on are zero bits.
+// The strip's values of a pack of channels; tokens from `valid` on repeat the last valid one, so that they do not show
+// in a range. Zero bits if there is none.
 __device__ __forceinline__ void load_strip(const Plan& plan, const PageView& view, u8* column, i64 strip, int valid,
                                            Pack<VALUE_BYTES> (&value)[STRIP]) {
+    Rows rows(plan, column, view.first + strip * STRIP);
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) {
         if (i < valid) {
-            value[i] = load_pack<VALUE_BYTES>(value_address(plan, column, view.first + strip * STRIP + i));
+            value[i] = load_pack<VALUE_BYTES>(rows.step());
+        } else if (i) {
+            value[i] = value[i - 1];
         } else {
 #pragma unroll
-            for (int word = 0; word < Pack<VALUE_BYTES>::COUNT; ++word) value[i].word[word] = 0;
+            for (int word = 0; word < Pack<VALUE_BYTES>::COUNT; ++word) value[0].word[word] = 0;
         }
     }
 }
+
+// Pairs of 16-bit elements can be compared side by side.
+#define PAIRED (VALUE_BYTES == 2 && VEC > 1)

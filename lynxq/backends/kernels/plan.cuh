@@ -9,7 +9,7 @@
 //   VEC             channels of a thread: 16 bytes' worth, or 1 where alignment or counts do not allow more
 //   LANES           threads along channels;  STRIPS: strips of eight tokens in a block;  DEPTH: strips of a thread
 //   RUN_LANES       lanes that share a run along channels, a power of two
-//   CELL_BITS       log2 of the cells of the threshold grid; 0: binary search
+//   CELL_BITS       log2 of the cells of the threshold grid over [0, 1); 0: binary search
 //   OUTER_AXES INNER_AXES   axes before and after the token axis that could not be merged
 //   SLOTS           tokens of a cache block; 0: not paged
 //   BYTEWISE        1: pointers are not aligned to their elements
