@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_bits(u8* p, u32 bits) {
 // --- VEC elements side by side ----------------------------------------------------------------------------------
 template <int BYTES>  // of one element
 struct Pack {
-    static const int COUNT = VEC * BYTES < 4 ? 1 : VEC * BYTES / 4;
+    enum { COUNT = VEC * BYTES < 4 ? 1 : VEC * BYTES / 4 };
     u32 word[COUNT];
 };
 
