@@ -4,6 +4,11 @@ The public surface is what this module names; :mod:`lynxq.metrics`, :mod:`lynxq.
 :mod:`lynxq.backends` and :mod:`lynxq.errors` are imported on demand.
 """
 
+import sys
+
+if sys.byteorder != "little":
+    raise ImportError("lynxq needs a little-endian machine: streams are written as they lie in memory")
+
 from lynxq.bounds import error_bound
 from lynxq.codec import decode_anchor, decode_full, encode
 from lynxq.container import (

@@ -86,7 +86,7 @@ def as_raw(array: Array) -> RawArray:
         return RawArray(np.asarray(array).view(dtype.raw), dtype, library)
     torch = _torch()
     dtype = _known(array.dtype)
-    tensor = array.detach()
+    tensor = array.detach().resolve_neg()  # a copy only where torch negates lazily
     return RawArray(tensor.view(torch.uint16 if dtype.itemsize == 2 else torch_dtype(dtype)).numpy(), dtype, library)
 
 
@@ -144,24 +144,35 @@ def as_bytes(array: Array, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return cast("np.ndarray[Any, np.dtype[np.uint8]]", data)
 
 
-def as_output(array: Array, shape: Sequence[int], library: Library) -> RawArray:
+def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType | None) -> RawArray:
     """Check a caller's `out` array and view it as a raw array.
 
     Raises
     ------
     DTypeError, ShapeError
-        If it belongs to another library, has another shape, cannot be written, or repeats its memory.
+        If it belongs to another library, has another shape or dtype, cannot be written, or overlaps itself.
     """
     if library_of(array) != library:
         raise DTypeError(f"out must be a {library} array like the encoded tensor, got {type(array).__name__}")
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(array.shape)}")
+    if library == "torch" and array.is_neg():
+        raise DTypeError("out must not be a tensor that torch negates lazily")
     result = as_raw(array)
+    if dtype is not None and result.dtype is not dtype:
+        raise DTypeError(f"out must have dtype {dtype.name}, got {result.dtype.name}")
     if not result.raw.flags.writeable:
         raise DTypeError("out must be writable, got a read-only array")
-    repeated = result.raw.size > 0 and any(
-        n > 1 and step == 0 for n, step in zip(result.raw.shape, result.raw.strides, strict=True)
-    )
-    if repeated:
-        raise ShapeError(f"out must not repeat its memory, got strides {result.raw.strides}")
+    if _overlaps_itself(result.raw):
+        raise ShapeError(f"out must not overlap itself, got shape {result.raw.shape}, strides {result.raw.strides}")
     return result
+
+
+def _overlaps_itself(raw: Raw) -> bool:
+    """Whether two elements may share memory; exact for all strides that come from slicing and transposing."""
+    reach = raw.itemsize
+    for step, length in sorted((abs(s), n) for s, n in zip(raw.strides, raw.shape, strict=True) if n > 1):
+        if step < reach:
+            return raw.size > 0
+        reach += step * (length - 1)
+    return False

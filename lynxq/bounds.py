@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lynxq import arrays, companding, quantizer
+from lynxq.arguments import choice, instance
 from lynxq.backends import reference
 from lynxq.encoded import Encoded
+from lynxq.errors import DTypeError
 from lynxq.layout import Tier
 from lynxq.params import Params
 
@@ -56,8 +58,8 @@ def error_bound(encoded: Encoded, tier: Tier = "full") -> NDArray[np.float64]:
     >>> bool((np.abs(x - lynxq.decode_anchor(encoded)) <= lynxq.error_bound(encoded, "anchor")).all())
     True
     """
-    if tier not in ("anchor", "full"):
-        raise ValueError(f"tier must be 'anchor' or 'full', got {tier!r}")
+    instance("encoded", encoded, Encoded, DTypeError)
+    choice("tier", tier, Tier)
     layout = encoded.layout
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
     result = np.zeros((layout.outer, layout.shape[layout.token_axis], layout.channels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lynxq import arrays, backends, dtypes
+from lynxq.arguments import instance
 from lynxq.arrays import Array
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, NonFiniteError, ShapeError
@@ -69,8 +70,7 @@ def encode(
     (512, 2, 64)
     """
     params = Params.keys() if params is None else params
-    if not isinstance(params, Params):
-        raise DTypeError(f"params must be a Params, got {type(params).__name__}")
+    instance("params", params, Params, DTypeError)
     source = arrays.as_raw(x)
     layout = Layout.of(
         params,
@@ -95,8 +95,7 @@ def _buffers(layout: Layout, source: arrays.RawArray, out: Encoded | None) -> tu
     sizes = layout.stream_size("anchor"), layout.stream_size("residual")
     if out is None:
         return arrays.empty_bytes(sizes[0], source.library), arrays.empty_bytes(sizes[1], source.library)
-    if not isinstance(out, Encoded):
-        raise DTypeError(f"out must be an Encoded, got {type(out).__name__}")
+    instance("out", out, Encoded, DTypeError)
     if out.library != source.library or out.residual is None:
         raise DTypeError(f"out must be an Encoded with both streams as {source.library} arrays")
     streams = arrays.as_bytes(out.anchor, "anchor"), arrays.as_bytes(out.residual, "residual")
@@ -107,6 +106,8 @@ def _buffers(layout: Layout, source: arrays.RawArray, out: Encoded | None) -> tu
             raise DTypeError("the streams of out must be writable")
         if np.may_share_memory(stream, source.raw):
             raise ShapeError("out must not share memory with the input")
+    if np.may_share_memory(*streams):
+        raise ShapeError("the streams of out must not share memory with each other")
     return out.anchor, out.residual
 
 
@@ -184,8 +185,7 @@ def decode_full(
 
 
 def _decode(encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None) -> Array:
-    if not isinstance(encoded, Encoded):
-        raise DTypeError(f"expected an Encoded, got {type(encoded).__name__}")
+    instance("encoded", encoded, Encoded, DTypeError)
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
     stream = encoded.stream(tier)
     residual = None if stream is None else arrays.as_bytes(stream, "residual")
@@ -193,9 +193,7 @@ def _decode(encoded: Encoded, tier: Tier, dtype: object, out: Array | None, back
     wanted = None if dtype is None else dtypes.named(dtype)
     if out is None:
         out = arrays.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.library)
-    target = arrays.as_output(out, encoded.shape, encoded.library)
-    if wanted is not None and target.dtype is not wanted:
-        raise DTypeError(f"out must have dtype {wanted.name}, got {target.dtype.name}")
+    target = arrays.as_output(out, encoded.shape, encoded.library, wanted)
     if any(np.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
         raise ShapeError("out must not share memory with the encoded streams")
     engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype)

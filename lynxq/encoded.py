@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lynxq import arrays
+from lynxq.arguments import choice, instance, span
 from lynxq.arrays import Array, Library
 from lynxq.errors import DTypeError, MissingResidualError, ShapeError
 from lynxq.layout import Layout, Stream, Tier
@@ -48,6 +49,7 @@ class Encoded:
     residual: Array | None = None
 
     def __post_init__(self) -> None:
+        instance("layout", self.layout, Layout, DTypeError)
         for stream, data in (("anchor", self.anchor), ("residual", self.residual)):
             if data is None and stream == "residual":
                 continue
@@ -99,10 +101,9 @@ class Encoded:
 
     def stream(self, tier: Tier) -> Array | None:
         """The residual for the full tier, None for the anchor tier; raises `MissingResidualError`."""
+        choice("tier", tier, Tier)
         if tier == "anchor":
             return None
-        if tier != "full":
-            raise ValueError(f"tier must be 'anchor' or 'full', got {tier!r}")
         if self.residual is None:
             raise MissingResidualError("a full decode needs the residual stream, and this Encoded has none")
         return self.residual
@@ -134,8 +135,7 @@ class Encoded:
         ShapeError
             If the page numbers are out of range.
         """
-        if not 0 <= start <= stop <= self.layout.pages:
-            raise ShapeError(f"pages must be within 0 and {self.layout.pages}, got {start} to {stop}")
+        start, stop = span("pages", (start, stop), self.layout.pages)
 
         def cut(stream: Stream, data: Array) -> Array:
             return data[self.layout.page_offset(stream, start) : self.layout.page_offset(stream, stop)]

@@ -15,7 +15,7 @@ class LynxqError(Exception):
 
 
 class ParamsError(LynxqError, ValueError):
-    """A codec parameter is out of its range, or two parameters do not fit each other."""
+    """A parameter is out of its range or not one of its choices, or two parameters do not fit each other."""
 
 
 class ShapeError(LynxqError, ValueError):

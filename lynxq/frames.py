@@ -33,6 +33,11 @@ KINDS: dict[Stream, int] = {"anchor": 0, "residual": 1}
 STREAMS: dict[int, Stream] = {kind: stream for stream, kind in KINDS.items()}
 ANCILLARY = 0x8000
 
+_DAMAGE: dict[int, tuple[type[ContainerError], str]] = {
+    KINDS["anchor"]: (AnchorChecksumError, "anchor"),
+    KINDS["residual"]: (ResidualChecksumError, "residual"),
+}
+
 _HEADER = struct.Struct("<4sHHIIQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 
@@ -132,11 +137,11 @@ class FrameHeader:
                 raise FrameError(f"{name} of a frame must be {expected} at its place, got {found}")
 
     def check_payload(self, payload: Buffer) -> None:
-        """Raise `AnchorChecksumError` or `ResidualChecksumError` unless the payload is the one that was written."""
+        """Raise an error of the frame's kind unless the payload is the one that was written."""
         if checksum(payload) == self.payload:
             return
-        error: type[ContainerError] = AnchorChecksumError if self.kind == KINDS["anchor"] else ResidualChecksumError
-        raise error(f"{STREAMS[self.kind]} page {self.page} of tensor {self.tensor} does not match its checksum")
+        error, name = _DAMAGE.get(self.kind, (FrameError, f"kind {self.kind}"))
+        raise error(f"{name} page {self.page} of tensor {self.tensor} does not match its checksum")
 
     def check_anchor(self, anchor: int) -> None:
         """Raise `ResidualMismatchError` unless this frame refines the anchor page with that checksum."""

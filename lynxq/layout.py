@@ -7,7 +7,6 @@ stream is its pages, one after the other; a page is its sections, each C-contigu
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from lynxq import dtypes
+from lynxq.arguments import integer
 from lynxq.errors import ShapeError
 from lynxq.params import Params
 
@@ -25,10 +25,11 @@ Stream = Literal["anchor", "residual"]
 SECTION_ALIGNMENT = 16
 #: Pages start at multiples of this: a cache line, and what DMA engines like.
 PAGE_ALIGNMENT = 64
-#: Caps of the format: axes of a tensor, length of an axis, first token, elements of a tensor.
+#: Caps of the format: axes of a tensor, length of an axis or a first token, elements and pages of a tensor.
 MAX_AXES = 16
 MAX_LENGTH = 1 << 48
 MAX_ELEMENTS = 1 << 56
+MAX_PAGES = 1 << 32
 
 METADATA_BYTES = {"u8": 1, "u16": 2, "f32": 4}
 
@@ -67,16 +68,6 @@ def ceil_div(value: int, divisor: int) -> int:
 def align(value: int, alignment: int) -> int:
     """The smallest multiple of `alignment` that is not below `value`."""
     return ceil_div(value, alignment) * alignment
-
-
-def _count(name: str, value: object, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ShapeError(f"{name} must be an integer, got {value!r}") from None
-    if not low <= number <= high:
-        raise ShapeError(f"{name} must be from {low} to {high}, got {number}")
-    return number
 
 
 @dataclass(frozen=True)
@@ -127,22 +118,24 @@ class Layout:
         ShapeError
             If an axis, a length or a count is out of range.
         """
-        dims = tuple(_count("an axis length", length, 0, MAX_LENGTH) for length in shape)
+        dims = tuple(integer("an axis length", length, 0, MAX_LENGTH) for length in shape)
         if not 1 <= len(dims) <= MAX_AXES:
             raise ShapeError(f"a tensor must have 1 to {MAX_AXES} axes, got shape {dims}")
         if prod(length for length in dims if length) > MAX_ELEMENTS:
             raise ShapeError(f"a tensor must have at most 2**56 elements, got shape {dims}")
-        axis = _count("token_axis", token_axis, -len(dims), len(dims) - 1) % len(dims)
+        axis = integer("token_axis", token_axis, -len(dims), len(dims) - 1) % len(dims)
         last = dims[-1] if axis < len(dims) - 1 else 1
         if head_dim is None:
             head = max(last, 1)
         else:
-            head = _count("head_dim", head_dim, 1, MAX_LENGTH)
+            head = integer("head_dim", head_dim, 1, MAX_LENGTH)
             if last % head:
                 raise ShapeError(f"head_dim must divide the last axis, of length {last}, got {head}")
-        first = _count("first_token", first_token, 0, MAX_LENGTH)
+        first = integer("first_token", first_token, 0, MAX_LENGTH)
         length = dims[axis]
-        tokens = length if valid_tokens is None else _count("valid_tokens", valid_tokens, 0, length)
+        tokens = length if valid_tokens is None else integer("valid_tokens", valid_tokens, 0, length)
+        if tokens > MAX_PAGES * params.page:
+            raise ShapeError(f"a tensor must have at most 2**32 pages of {params.page} tokens, got {tokens} tokens")
         return cls(params, dims, dtypes.named(dtype), axis, head, first, tokens)
 
     # --- extents -----------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lynxq import companding
+from lynxq.arguments import choice, integer, shown
 from lynxq.errors import ParamsError
 
 Axis = Literal["token", "channel"]
@@ -26,7 +26,7 @@ MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 class Params:
     """Parameters of the codec; immutable, hashable, comparable.
 
-    Two `Params` are equal exactly when they give the same bytes for every input.
+    Two `Params` are equal exactly when they give the same bytes and the same decoded bits for every input.
 
     Parameters
     ----------
@@ -85,8 +85,7 @@ class Params:
 
     def __post_init__(self) -> None:
         for name, choices in (("axis", Axis), ("center", Center), ("metadata", Metadata)):
-            if getattr(self, name) not in get_args(choices):
-                raise ParamsError(f"{name} must be one of {get_args(choices)}, got {getattr(self, name)!r}")
+            choice(name, getattr(self, name), choices)
         for name, low, high in (
             ("page", 8, MAX_PAGE),
             ("range_size", 1, MAX_PAGE),
@@ -95,7 +94,7 @@ class Params:
             ("residual_bits", 2, 5),
             ("sink_tokens", 0, MAX_PAGE),
         ):
-            self._set(name, _integer(name, getattr(self, name), low, high))
+            self._set(name, integer(name, getattr(self, name), low, high, ParamsError))
         self._set("alpha", _alpha(self.alpha))
         self._check_relations()
         if self.range_implies_chunk:
@@ -193,10 +192,11 @@ class Params:
     def from_dict(cls, data: Mapping[str, Any]) -> Params:
         """The inverse of `to_dict`; absent fields take their defaults, unknown ones raise `ParamsError`."""
         if not isinstance(data, Mapping):
-            raise ParamsError(f"params must be a mapping of names to values, got {data!r}")
-        unknown = sorted(set(data) - {field.name for field in fields(cls)})
-        if unknown:
-            raise ParamsError(f"unknown parameter {unknown[0]!r}")
+            raise ParamsError(f"params must be a mapping of names to values, got {shown(data)}")
+        known = {field.name for field in fields(cls)}
+        for name in data:
+            if name not in known:
+                raise ParamsError(f"parameter must be one of {', '.join(sorted(known))}, got {shown(name)}")
         return cls(**data)
 
     def to_json(self) -> str:
@@ -213,30 +213,20 @@ class Params:
         return cls.from_dict(data)
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ParamsError(f"{name} must be an integer, got {value!r}") from None
-    if isinstance(value, bool) or not low <= number <= high:
-        raise ParamsError(f"{name} must be an integer from {low} to {high}, got {value!r}")
-    return number
-
-
 def _real(name: str, value: object) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise ParamsError(f"{name} must be a number, got {value!r}") from None
+        raise ParamsError(f"{name} must be a number, got {shown(value)}") from None
     if isinstance(value, str | bytes | bool) or not math.isfinite(number):
-        raise ParamsError(f"{name} must be a finite number, got {value!r}")
+        raise ParamsError(f"{name} must be a finite number, got {shown(value)}")
     return number
 
 
 def _alpha(value: object) -> float:
     alpha = _real("alpha", value)
     if alpha != 0.0 and not MIN_ALPHA <= alpha <= MAX_ALPHA:
-        raise ParamsError(f"alpha must be 0 or from {MIN_ALPHA:g} to {MAX_ALPHA:g}, got {value!r}")
+        raise ParamsError(f"alpha must be 0 or from {MIN_ALPHA:g} to {MAX_ALPHA:g}, got {shown(value)}")
     return abs(alpha)  # -0.0 is 0.0
 
 
@@ -244,11 +234,11 @@ def _points(values: object, anchor_bits: int) -> tuple[float, ...]:
     try:
         given: tuple[object, ...] = tuple(values)  # type: ignore[arg-type]
     except TypeError:
-        raise ParamsError(f"anchor_points must be a sequence of numbers, got {values!r}") from None
+        raise ParamsError(f"anchor_points must be a sequence of numbers, got {shown(values)}") from None
     count = 1 << (anchor_bits - 1)
     if len(given) != count:
         raise ParamsError(f"anchor_points must have {count} values for {anchor_bits} bits, got {len(given)}")
-    points = tuple(companding.float32(_real("anchor_points", value)) for value in given)
-    if not all(0.0 <= point <= 1.0 for point in points) or list(points) != sorted(points):
-        raise ParamsError(f"anchor_points must not decrease and must lie within [0, 1], got {given!r}")
-    return tuple(abs(point) for point in points)
+    numbers = [_real("anchor_points", value) for value in given]
+    if not all(0.0 <= number <= 1.0 for number in numbers) or numbers != sorted(numbers):
+        raise ParamsError(f"anchor_points must not decrease and must lie within [0, 1], got {shown(given)}")
+    return tuple(companding.float32(abs(number)) for number in numbers)

@@ -95,12 +95,13 @@ def chunk_means(x: F32, groups: Groups) -> F32:
         total[index] = total[index] + np.take(x, starts[present] + position, axis=axis)
     shape = [1] * x.ndim
     shape[axis] = len(starts)
-    mean: F32 = total / lengths.astype(np.float32).reshape(shape)
+    mean: F32 = total / lengths.astype(np.float32).reshape(shape) + _ZERO  # never -0, see `_middle`
     return mean
 
 
 def _middle(lo: F32, hi: F32) -> F32:
-    return lo * _HALF + hi * _HALF
+    """Middle of a range; never -0, so that no comparison meets two zeros of different sign."""
+    return lo * _HALF + hi * _HALF + _ZERO
 
 
 def _deviation(lo: F32, hi: F32, mu: F32) -> F32:
@@ -121,6 +122,12 @@ def _units(params: Params, lo: F32, hi: F32) -> tuple[F32, F32, F32]:
     return _middle(lo, hi), step, step * _HALF if params.center == "midrange" else step
 
 
+def _centre(middle: F32, mu_stored: F32, step: F32) -> F32:
+    """μ̂; at the end of a range it can round to more than the largest float32, which it then is."""
+    mu: F32 = np.minimum(np.maximum(middle + mu_stored * step, -_MAX), _MAX)
+    return mu
+
+
 def quantize_scales(
     params: Params, run: tuple[F32, F32], chunk: tuple[F32, F32], mean: F32 | None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -138,7 +145,7 @@ def quantize_scales(
     steps, largest = _STEPS[params.metadata], np.iinfo(_UNSIGNED[params.metadata]).max
     middle, step, unit = _units(params, *run)
     mu_stored = np.clip(np.rint((mu - middle) / step), -steps, steps)
-    deviation = _deviation(lo, hi, middle + mu_stored * step)
+    deviation = _deviation(lo, hi, _centre(middle, mu_stored, step))
     sigma_stored = np.ceil(deviation / unit)
     sigma_stored += sigma_stored * unit < deviation
     return (
@@ -160,7 +167,7 @@ def stored_scales(params: Params, run: tuple[F32, F32], mu: NDArray[Any], sigma:
         return Scales(lo, hi, mu, sigma)
     middle, step, unit = _units(params, lo, hi)
     scale = np.minimum(sigma.astype(np.float32) * unit, _MAX)
-    return Scales(lo, hi, middle + mu.astype(np.float32) * step, scale)
+    return Scales(lo, hi, _centre(middle, mu.astype(np.float32), step), scale)
 
 
 # --- codes -----------------------------------------------------------------------------------------
@@ -179,7 +186,7 @@ def _grid(alpha: float, count: int) -> tuple[int, NDArray[np.uint8], F32]:
         return 0, np.empty(0, np.uint8), table
     edges = np.arange(cells + 2, dtype=np.float64) / cells
     below = np.searchsorted(table, edges, side="right").astype(np.uint8)
-    return cells, below, np.append(table, np.float32(np.inf))
+    return cells, below, np.append(table, np.float32(np.nan))  # nothing is at or above NaN
 
 
 def magnitude_level(t: F32, alpha: float, count: int) -> NDArray[np.uint8]:

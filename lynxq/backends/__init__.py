@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from lynxq.arguments import shown
 from lynxq.backends.base import Backend
 from lynxq.errors import BackendError
 
@@ -38,6 +39,6 @@ def get(name: str | None = None) -> Backend:
     """
     if name is None:
         name = next(iter(_LOADERS))
-    if name not in _LOADERS:
-        raise BackendError(f"backend must be one of {', '.join(_LOADERS)}, got {name!r}")
+    if not isinstance(name, str) or name not in _LOADERS:
+        raise BackendError(f"backend must be one of {', '.join(_LOADERS)}, got {shown(name)}")
     return _load(name)

@@ -12,7 +12,7 @@ from lynxq.layout import MAX_AXES, Layout, align
 from lynxq.params import SPLITS, Params
 
 #: Caps of the format.
-MAX_TENSORS = 1 << 20
+MAX_TENSORS = 1 << 16
 MAX_METADATA = 1 << 16
 MAX_TEXT = 1 << 16
 MAX_NAME = 1 << 10

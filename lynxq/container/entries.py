@@ -68,6 +68,14 @@ def header_of(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None, 
     return Header.of(metadata or {}, {name: entry.layout for name, entry in entries.items()}, streams)
 
 
+def write_all(file: BinaryIO, data: Buffer) -> None:
+    """Write every byte, also to an unbuffered file, which may take a part at a time."""
+    view = memoryview(data)
+    while view:
+        written = file.write(view)
+        view = view[len(view) if written is None else written :]
+
+
 def write_streams(file: BinaryIO, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]) -> None:
     """Write the frames of some streams, tensor by tensor and page by page."""
     for stream in streams:
@@ -80,5 +88,5 @@ def write_streams(file: BinaryIO, header: Header, entries: Mapping[str, Entry], 
                     place = entry.layout.page_offset("anchor", page), entry.layout.page_size("anchor", page)
                     anchor = checksum(entry.streams["anchor"](*place))
                 frame = FrameHeader(KINDS[stream], index, page, size, checksum(payload), anchor, header.identity)
-                file.write(frame.pack())
-                file.write(payload)
+                write_all(file, frame.pack())
+                write_all(file, payload)

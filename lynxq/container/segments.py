@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from lynxq.container.header import MAGIC, PREAMBLE_SIZE, Header, Preamble
 from lynxq.container.source import Source
 from lynxq.errors import (
-    HeaderError,
     MissingAnchorError,
     ResidualMismatchError,
     SegmentError,
@@ -138,8 +137,4 @@ def check_continues(before: Header, after: Header) -> None:
 
 def stored_layout(layout: Layout) -> Layout:
     """The layout under which a container keeps a tensor: with its valid tokens only."""
-    if layout.tokens == layout.shape[layout.token_axis]:
-        return layout
-    if layout.pages == 0 and layout.tokens:
-        raise HeaderError(f"a tensor without values must have all tokens valid, got shape {layout.shape}")
-    return layout.narrowed(0, layout.pages)
+    return replace(layout, shape=(*layout.outer_shape, layout.tokens, *layout.inner_shape))

@@ -7,9 +7,11 @@ import mmap
 import os
 import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from lynxq.arguments import shown
 from lynxq.errors import ContainerError, TruncatedError
 from lynxq.frames import Buffer
 
@@ -88,6 +90,8 @@ class FileSource(Source):
             self._file.seek(offset)
             while len(parts) < size:
                 part = self._file.read(size - len(parts))
+                if not isinstance(part, bytes | bytearray | memoryview):
+                    raise ContainerError(f"a container must be read from a binary file, got {type(part).__name__}")
                 if not part:
                     raise TruncatedError("a read of the file", offset + size, offset + len(parts))
                 parts += part
@@ -98,9 +102,8 @@ def open_source(source: Readable) -> Source:
     """The `Source` of a path, a buffer or a file object; raises `ContainerError` for anything else."""
     if isinstance(source, str | os.PathLike):
         return MappedSource(source)
+    with suppress(TypeError, ValueError):  # buffers first, since a mapping is a file object as well
+        return BufferSource(source)  # type: ignore[arg-type]
     if hasattr(source, "read") and hasattr(source, "seek"):
         return FileSource(source)  # type: ignore[arg-type]
-    try:
-        return BufferSource(source)
-    except (TypeError, ValueError):
-        raise ContainerError(f"a container must be a path, bytes or a binary file, got {source!r}") from None
+    raise ContainerError(f"a container must be a path, bytes or a binary file, got {shown(source)}")

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from lynxq import arrays, dtypes
+from lynxq.arguments import choice, integer, span
 from lynxq.arrays import Array, Library
 from lynxq.codec import decode_anchor, decode_full
 from lynxq.container.header import frame_offset
 from lynxq.container.segments import Segment
 from lynxq.encoded import Encoded
-from lynxq.errors import MissingResidualError, ShapeError
+from lynxq.errors import MissingResidualError
 from lynxq.frames import HEADER_SIZE, KINDS, FrameHeader
 from lynxq.layout import Layout, Stream, Tier
 from lynxq.params import Params
@@ -168,15 +169,13 @@ class StoredTensor:
             Read-only for a mapped file, and there at an address that is a multiple of 64; valid as long as the
             reader is open.
         """
-        if stream not in KINDS:
-            raise ValueError(f"stream must be 'anchor' or 'residual', got {stream!r}")
-        if not 0 <= segment < self.segments:
-            raise ShapeError(f"segment must be from 0 to {self.segments - 1}, got {segment}")
-        part = self._parts[segment]
-        if not 0 <= page < part.layout.pages:
-            raise ShapeError(f"page must be from 0 to {part.layout.pages - 1}, got {page}")
+        choice("stream", stream, Stream)
+        part = self._parts[integer("segment", segment, 0, self.segments - 1)]
+        page = integer("page", page, 0, part.layout.pages - 1)
         _, frame, payload = next(self._frames(part, stream, page, page + 1))
         frame.check_payload(payload)
+        if stream == "residual":
+            frame.check_anchor(next(self._frames(part, "anchor", page, page + 1))[1].payload)
         return payload
 
     def check(self, stream: Stream, segment: int) -> Iterator[int]:
@@ -209,10 +208,8 @@ class StoredTensor:
         segment : int
             Segment number.
         """
-        _check_tier(tier)
-        if not 0 <= segment < self.segments:
-            raise ShapeError(f"segment must be from 0 to {self.segments - 1}, got {segment}")
-        part = self._parts[segment]
+        choice("tier", tier, Tier)
+        part = self._parts[integer("segment", segment, 0, self.segments - 1)]
         return self._gather(part, tier, 0, part.layout.pages)
 
     def decode(
@@ -244,15 +241,13 @@ class StoredTensor:
         array
             `out`, or a new array.
         """
-        _check_tier(tier)
-        start, stop = (0, self.tokens) if tokens is None else tokens
-        if not 0 <= start <= stop <= self.tokens:
-            raise ShapeError(f"tokens must be within 0 and {self.tokens}, got {start} to {stop}")
+        choice("tier", tier, Tier)
+        start, stop = (0, self.tokens) if tokens is None else span("tokens", tokens, self.tokens)
         shape = (*self.layout.outer_shape, stop - start, *self.layout.inner_shape)
         library = arrays.import_library(framework) if out is None else arrays.library_of(out)
-        wanted = self.layout.dtype if dtype is None else dtypes.named(dtype)
-        target = arrays.empty(shape, wanted, library) if out is None else out
-        arrays.as_output(target, shape, library)
+        wanted = None if dtype is None else dtypes.named(dtype)
+        target = arrays.empty(shape, wanted or self.layout.dtype, library) if out is None else out
+        found = arrays.as_output(target, shape, library, wanted).dtype
         pieces = [
             (part, self._gather(part, tier, *_pages(part, start, stop)))
             for part in self._parts
@@ -266,9 +261,9 @@ class StoredTensor:
             low, high = max(first, start), min(first + piece.layout.tokens, stop)
             place = target[(*before, slice(low - start, high - start))]
             if (low, high) == (first, first + piece.layout.tokens):
-                decode(piece, dtype=dtype, out=place, backend=backend)
+                decode(piece, out=place, backend=backend)
             else:
-                whole = decode(piece, dtype=arrays.as_raw(place).dtype, backend=backend)
+                whole = decode(piece, dtype=found, backend=backend)
                 place[...] = whole[(*before, slice(low - first, high - first))]
         return target
 
@@ -277,9 +272,5 @@ def _pages(part: _Part, start: int, stop: int) -> tuple[int, int]:
     """The pages of a part that cover a range of the tensor's tokens."""
     page = part.layout.params.page
     first = max(start - part.begin, 0) // page
-    return first, min(-(-(stop - part.begin) // page), part.layout.pages)
-
-
-def _check_tier(tier: str) -> None:
-    if tier not in ("anchor", "full"):
-        raise ValueError(f"tier must be 'anchor' or 'full', got {tier!r}")
+    last = -(-(stop - part.begin) // page)
+    return min(first, part.layout.pages), min(last, part.layout.pages)  # a tensor without values has no pages

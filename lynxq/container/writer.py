@@ -18,6 +18,7 @@ from lynxq.container.entries import (
     entries_of,
     entry_of,
     header_of,
+    write_all,
     write_streams,
 )
 from lynxq.container.header import PREAMBLE_SIZE, Header
@@ -62,7 +63,7 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
         _replace([(target, streams)], entries, metadata)
         return
     header = header_of(entries, metadata, streams)
-    target.write(header.pack())
+    write_all(target, header.pack())
     write_streams(target, header, entries, streams)
 
 
@@ -87,7 +88,7 @@ def _replace(
         for path, streams in files:
             header = header_of(entries, metadata, streams)
             file = stack.enter_context(replacing(path))
-            file.write(header.pack())
+            write_all(file, header.pack())
             write_streams(file, header, entries, streams)
 
 
@@ -162,7 +163,7 @@ def append(
         # The residual file first: until the anchor file has the segment too, a reader ignores it there.
         for file, header, begin in reversed(list(zip(files, headers, begins, strict=True))):
             file.seek(begin)
-            file.write(header.pack()[:PREAMBLE_SIZE])
+            write_all(file, header.pack()[:PREAMBLE_SIZE])
             sync(file)
 
 
@@ -181,7 +182,7 @@ def _whole(path: PathLike, *, allow_trailing: bool) -> Walk:
 def _write_tail(file: BinaryIO, header: Header, entries: Mapping[str, Entry]) -> int:
     """Write all of a segment but its preamble, zeros in its place; returns where the segment begins."""
     begin = file.tell()
-    file.write(bytes(PREAMBLE_SIZE) + header.pack()[PREAMBLE_SIZE:])
+    write_all(file, bytes(PREAMBLE_SIZE) + header.pack()[PREAMBLE_SIZE:])
     write_streams(file, header, entries, [STREAMS[kind] for kind, _ in header.streams])
     sync(file)
     return begin
@@ -245,7 +246,7 @@ class Writer:
         for stream, pages in entry.streams.items():
             file = self._spools[stream]
             base = file.seek(0, os.SEEK_END)
-            file.write(pages(0, entry.layout.stream_size(stream)))
+            write_all(file, pages(0, entry.layout.stream_size(stream)))
             spooled[stream] = _spooled(file, base)
         self._entries[name] = Entry(entry.layout, spooled)
 
