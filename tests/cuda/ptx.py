@@ -521,7 +521,7 @@ def translate(text: str, *, strict: bool = True) -> str:
     text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.DOTALL)
     if re.search(r"\.func\b", text):
         raise UnknownError("PTX .func: the kernel calls a function that was not inlined")
-    parts = ['#include "ptx_machine.h"']
+    parts = ['#include "ptx_machine.h"']  # the shim itself comes before it, precompiled
     constants: set[str] = set()
     position = 0
     while match := _ENTRY.search(text, position):
