@@ -11,7 +11,10 @@ from functools import cache
 
 from lynxq.arguments import shown
 from lynxq.backends.base import Backend
+from lynxq.backends.placement import device_backend, device_reasons, get_for
 from lynxq.errors import BackendError
+
+__all__ = ["available", "device_backend", "get", "get_for"]
 
 
 def _reference() -> Backend:
@@ -42,3 +45,19 @@ def get(name: str | None = None) -> Backend:
     if not isinstance(name, str) or name not in _LOADERS:
         raise BackendError(f"backend must be one of {', '.join(_LOADERS)}, got {shown(name)}")
     return _load(name)
+
+
+def available() -> dict[str, str | None]:
+    """All backends, and why one does not run here.
+
+    Returns
+    -------
+    dict of str to (str or None)
+        For every name None if the backend runs here, and a sentence otherwise.
+
+    Examples
+    --------
+    >>> available()["reference"] is None
+    True
+    """
+    return {**dict.fromkeys(_LOADERS), **device_reasons()}

@@ -18,21 +18,6 @@ from lynxq.layout import Layout
 Bytes = NDArray[np.uint8]
 
 
-class PagedMemory(NamedTuple):
-    """A sequence in a paged cache.
-
-    Attributes
-    ----------
-    blocks : raw array, shape (blocks, heads, slots, head_dim)
-        The cache, with any strides.
-    table : array of int32, shape (at least ceil(tokens / slots),)
-        Token t of the sequence is in slot ``t % slots`` of block ``table[t // slots]``.
-    """
-
-    blocks: Any
-    table: Any
-
-
 class Backend(ABC):
     """An executor of the codec.
 
@@ -80,56 +65,36 @@ class Backend(ABC):
             Of the result, which need not be that of the encoded tensor.
         """
 
-    # Paged caches: a layout of shape (tokens, heads, head_dim) whose values lie in blocks. A backend overrides these
-    # where it can follow the block table itself; by default a page is gathered at a time, never the whole sequence.
 
+class PagedMemory(NamedTuple):
+    """A sequence in a paged cache.
+
+    Attributes
+    ----------
+    blocks : raw array, shape (blocks, heads, slots, head_dim)
+        The cache, with any strides.
+    table : array of int32, shape (at least ceil(tokens / slots),)
+        Token t of the sequence is in slot ``t % slots`` of block ``table[t // slots]``.
+    """
+
+    blocks: Any
+    table: Any
+
+
+class PagedBackend(Backend):
+    """A backend that follows the block table of a paged cache by itself.
+
+    Layouts have shape (tokens, heads, head_dim). For other backends :mod:`lynxq.paged` gathers a page at a time.
+    """
+
+    @abstractmethod
     def first_nonfinite_paged(self, layout: Layout, cache: PagedMemory) -> tuple[int, tuple[int, ...]] | None:
         """Count the NaN and infinite values of a sequence; the index is that of the gathered tensor."""
-        count, first = 0, None
-        for page, rows in _gathered(layout, cache):
-            found = self.first_nonfinite(layout.narrowed(page, page + 1), rows)
-            if found is not None:
-                count += found[0]
-                start = layout.span(page)[0]
-                first = first or (found[1][0] + start, *found[1][1:])
-        return None if first is None else (count, first)
 
-    def encode_paged(self, layout: Layout, cache: PagedMemory, anchor: Bytes, residual: Bytes) -> None:
+    @abstractmethod
+    def encode_paged(self, layout: Layout, cache: PagedMemory, anchor: Any, residual: Any) -> None:
         """Write both streams of a sequence: the bytes of the gathered tensor."""
-        for page, rows in _gathered(layout, cache):
-            high, low = (_page_bytes(layout, data, page) for data in (anchor, residual))
-            self.encode(layout.narrowed(page, page + 1), rows, high[0], low[1])
 
-    def decode_paged(
-        self, layout: Layout, anchor: Bytes, residual: Bytes | None, cache: PagedMemory, dtype: DType
-    ) -> None:
+    @abstractmethod
+    def decode_paged(self, layout: Layout, anchor: Any, residual: Any | None, cache: PagedMemory, dtype: DType) -> None:
         """Write the reconstruction of a sequence into its slots, and nothing else."""
-        for page in range(layout.pages):
-            part = layout.narrowed(page, page + 1)
-            rows = np.empty(part.shape, dtype.raw)
-            low = None if residual is None else _page_bytes(layout, residual, page)[1]
-            self.decode(part, _page_bytes(layout, anchor, page)[0], low, rows, dtype)
-            block, slot = _slots(layout, cache, page)
-            cache.blocks[block, :, slot] = rows
-
-
-def _slots(layout: Layout, cache: PagedMemory, page: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Block and slot of every token of a page."""
-    block, slot = np.divmod(np.arange(*layout.span(page)), cache.blocks.shape[2])
-    return np.asarray(cache.table)[block].astype(np.intp), slot
-
-
-def _gathered(layout: Layout, cache: PagedMemory) -> Any:
-    """Every page of a sequence, contiguous."""
-    for page in range(layout.pages):
-        block, slot = _slots(layout, cache, page)
-        yield page, cache.blocks[block, :, slot]
-
-
-def _page_bytes(layout: Layout, data: Bytes, page: int) -> tuple[Bytes, Bytes]:
-    """A page's bytes if `data` is the anchor stream, and if it is the residual stream."""
-    anchor, residual = (
-        data[layout.page_offset(stream, page) : layout.page_offset(stream, page + 1)]  # type: ignore[arg-type]
-        for stream in ("anchor", "residual")
-    )
-    return anchor, residual

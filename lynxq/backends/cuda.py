@@ -7,10 +7,13 @@ or the code that NVIDIA's compiler made of it, bit for bit.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple, Protocol
 
-from lynxq.backends import cuda_tables
-from lynxq.backends.base import Backend, PagedMemory
+import numpy as np
+
+from lynxq.backends import cuda_selftest, cuda_tables
+from lynxq.backends.base import PagedBackend, PagedMemory
 from lynxq.backends.cuda_plan import Launch, Memory, Operation, plan
 from lynxq.dtypes import DType
 from lynxq.layout import Layout
@@ -41,51 +44,97 @@ class Driver(Protocol):
     def count(self, launch: Launch, where: Place) -> tuple[int, int]:
         """Launch with ``report`` set to two counters that are 0 and 2^64 - 1; wait for both and return them."""
 
+    def to_device(self, array: np.ndarray[Any, Any], where: Place) -> Any:
+        """A copy of a numpy array, as an array that `place` knows."""
 
-class CudaBackend(Backend):
+    def to_host(self, array: Any, where: Place) -> np.ndarray[Any, Any]:
+        """The values of what `to_device` made."""
+
+
+def _decode(residual: Any | None) -> Operation:
+    return "decode_anchor" if residual is None else "decode_full"
+
+
+class CudaBackend(PagedBackend):
     """The codec on an NVIDIA GPU.
+
+    The first use of a device runs a self-test against the reference there, which raises `BackendError` if a byte
+    differs. `threads` is accepted and ignored: a GPU has its own.
 
     Parameters
     ----------
     driver : Driver
+    self_test : bool
+        Whether to run the self-test.
     """
 
     name = "cuda"
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, *, self_test: bool = True) -> None:
         self._driver = driver
+        self._self_test = self_test
+        self._lock = threading.RLock()
+        self._tested: set[int] = set()
 
-    def first_nonfinite(self, layout: Layout, x: Any) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(self, layout: Layout, x: Any, *, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:  # noqa: ARG002
         """Count non-finite values; waits for the stream. See `Backend.first_nonfinite`."""
         where = self._driver.place(x)
         return self._nonfinite(layout, self._memory(layout, where), where)
 
-    def encode(self, layout: Layout, x: Any, anchor: Any, residual: Any) -> None:
+    def encode(self, layout: Layout, x: Any, anchor: Any, residual: Any, *, threads: int = 1) -> None:  # noqa: ARG002
         """Encode in one launch; see `Backend.encode`."""
+        self._trust(self._driver.place(x))
+        self.run_encode(layout, x, anchor, residual)
+
+    def decode(
+        self,
+        layout: Layout,
+        anchor: Any,
+        residual: Any | None,
+        out: Any,
+        dtype: DType,
+        *,
+        threads: int = 1,  # noqa: ARG002
+    ) -> None:
+        """Decode in one launch; see `Backend.decode`."""
+        self._trust(self._driver.place(out))
+        self.run_decode(layout, anchor, residual, out, dtype)
+
+    def run_encode(self, layout: Layout, x: Any, anchor: Any, residual: Any) -> None:
+        """`encode`, trusting the device."""
         where = self._driver.place(x)
         self._run("encode", layout, self._memory(layout, where), layout.dtype, where, anchor, residual)
 
-    def decode(self, layout: Layout, anchor: Any, residual: Any | None, out: Any, dtype: DType) -> None:
-        """Decode in one launch; see `Backend.decode`."""
+    def run_decode(self, layout: Layout, anchor: Any, residual: Any | None, out: Any, dtype: DType) -> None:
+        """`decode`, trusting the device."""
         where = self._driver.place(out)
-        operation: Operation = "decode_anchor" if residual is None else "decode_full"
-        self._run(operation, layout, self._memory(layout, where), dtype, where, anchor, residual)
+        self._run(_decode(residual), layout, self._memory(layout, where), dtype, where, anchor, residual)
 
     def first_nonfinite_paged(self, layout: Layout, cache: PagedMemory) -> tuple[int, tuple[int, ...]] | None:
-        """Count non-finite values among a sequence's tokens; see `Backend.first_nonfinite_paged`."""
+        """Count non-finite values among a sequence's tokens; see `PagedBackend.first_nonfinite_paged`."""
         where = self._driver.place(cache.blocks)
         return self._nonfinite(layout, self._paged_memory(cache, where), where)
 
     def encode_paged(self, layout: Layout, cache: PagedMemory, anchor: Any, residual: Any) -> None:
-        """Encode from a paged cache in one launch; see `Backend.encode_paged`."""
+        """Encode from a paged cache in one launch; see `PagedBackend.encode_paged`."""
         where = self._driver.place(cache.blocks)
+        self._trust(where)
         self._run("encode", layout, self._paged_memory(cache, where), layout.dtype, where, anchor, residual)
 
     def decode_paged(self, layout: Layout, anchor: Any, residual: Any | None, cache: PagedMemory, dtype: DType) -> None:
-        """Decode into a paged cache in one launch; see `Backend.decode_paged`."""
+        """Decode into a paged cache in one launch; see `PagedBackend.decode_paged`."""
         where = self._driver.place(cache.blocks)
-        operation: Operation = "decode_anchor" if residual is None else "decode_full"
-        self._run(operation, layout, self._paged_memory(cache, where), dtype, where, anchor, residual)
+        self._trust(where)
+        self._run(_decode(residual), layout, self._paged_memory(cache, where), dtype, where, anchor, residual)
+
+    def _trust(self, where: Place) -> None:
+        """Run the self-test of a device once."""
+        if not self._self_test or where.device in self._tested:
+            return
+        with self._lock:
+            if where.device not in self._tested:
+                cuda_selftest.self_test(self, self._driver, where)
+                self._tested.add(where.device)
 
     def _memory(self, layout: Layout, where: Place) -> Memory:
         return Memory.of(where.address, where.shape, where.strides, layout.token_axis)
