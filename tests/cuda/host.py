@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lynxq.backends import nvrtc
-from lynxq.backends.cuda import Place
+from lynxq.backends.cuda import CudaBackend, Place
 from lynxq.backends.cuda_plan import Launch
 from tests.cuda import ptx
 
@@ -40,6 +40,17 @@ MODES = {
     "tsan": "-DSHIM_THREADS -pthread -g -fsanitize=thread",
 }
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
+
+
+def backend(kind: str = "source", order: int = 0, mode: str = "plain") -> CudaBackend:
+    """The CUDA backend on the CPU: "source", or "sm_90" and the like for NVIDIA's compiler output."""
+
+    def module(unit: str, defines: tuple[tuple[str, int], ...]) -> HostModule:
+        if kind == "source":
+            return source_module(unit, defines, mode)
+        return ptx_module(unit, defines, int(kind.removeprefix("sm_")), mode)
+
+    return CudaBackend(HostDriver(module, order), self_test=False)
 
 
 def compiler() -> str | None:
