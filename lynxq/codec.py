@@ -50,9 +50,9 @@ def encode(
         An earlier result with streams of the same sizes, whose buffers are to be reused. If the call fails
         they are unchanged.
     check : bool
-        Whether to look for NaN and infinity first. On a GPU that reads the input once more and waits for the
-        result; without it the call only queues one kernel on the caller's current stream. The codes of runs
-        that hold such values are then unspecified, and nothing else is affected.
+        Whether to look for NaN and infinity first in an array on a GPU, which reads it once more and waits for
+        the result; without it the call only queues one kernel on the caller's current stream. The codes of runs
+        that hold such values are then unspecified, and nothing else is affected. On the CPU the check always runs.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def encode(
     DTypeError, ShapeError, ParamsError
         If an argument does not fit.
     NonFiniteError
-        If a valid value is NaN or infinite and `check` is set.
+        If a valid value is NaN or infinite, unless it is on a GPU and `check` is off.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def encode(
     )
     engine = backends.get_for(x, backend)
     anchor, residual = stream_buffers(layout, x, source.raw, out)
-    found = engine.first_nonfinite(layout, source.raw) if check else None
+    found = engine.first_nonfinite(layout, source.raw) if check or not devices.on_device(x) else None
     if found is not None:
         raise NonFiniteError(*found)
     engine.encode(layout, source.raw, devices.as_bytes(anchor, "anchor"), devices.as_bytes(residual, "residual"))

@@ -134,7 +134,7 @@ def as_bytes(array: Array, what: str) -> Any:
     data = locate(array)
     if data.itemsize != 1 or str(array.dtype).removeprefix("torch.") != "uint8":
         raise DTypeError(f"{what} must be an array of uint8, got {array.dtype}")
-    if len(data.shape) != 1 or data.strides != (1,) and data.size > 1:
+    if len(data.shape) != 1 or (data.strides != (1,) and data.size > 1):
         raise ShapeError(f"{what} must be a flat contiguous array, got shape {data.shape}, strides {data.strides}")
     return data
 

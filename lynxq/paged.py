@@ -66,7 +66,7 @@ def encode_paged(
     DTypeError, ShapeError, ParamsError
         If an argument does not fit; also if an entry of the table is not a block, on the CPU.
     NonFiniteError
-        If a value of the sequence is NaN or infinite and `check` is set.
+        If a value of the sequence is NaN or infinite, unless it is on a GPU and `check` is off.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def encode_paged(
     engine = backends.get_for(cache, backend)
     anchor, residual = stream_buffers(layout, cache, source.raw, out)
     streams = devices.as_bytes(anchor, "anchor"), devices.as_bytes(residual, "residual")
-    found = _first_nonfinite(engine, layout, memory) if check else None
+    found = _first_nonfinite(engine, layout, memory) if check or not devices.on_device(cache) else None
     if found is not None:
         raise NonFiniteError(*found)
     if isinstance(engine, PagedBackend):
@@ -180,7 +180,7 @@ def _decode(encoded: Encoded, tier: Tier, cache: Array, block_table: Array, back
     if isinstance(engine, PagedBackend):
         engine.decode_paged(layout, anchor, residual, memory, target.dtype)
     else:
-        _scatter(engine, layout, anchor, residual, memory, target.dtype)
+        _scatter(engine, layout, (anchor, residual), memory, target.dtype)
 
 
 # --- arguments -----------------------------------------------------------------------------------------
@@ -197,17 +197,19 @@ def _table(block_table: Array, raw: Any, layout: Layout, *, distinct: bool = Fal
     """The block table where the cache is, checked as far as that needs no wait."""
     blocks, slots = raw.shape[0], raw.shape[2]
     on_device = devices.on_device(block_table)
-    table = devices.locate(block_table) if on_device else np.asarray(block_table)
-    if on_device != isinstance(raw, devices.DeviceArray) or on_device and not devices.same_device(table, raw):
+    table: Any = devices.locate(block_table) if on_device else np.asarray(block_table)
+    if on_device != isinstance(raw, devices.DeviceArray) or (on_device and not devices.same_device(table, raw)):
         raise DTypeError("block_table must be where the cache is")
     dtype = str(block_table.dtype).removeprefix("torch.") if on_device else table.dtype.name
     if dtype != "int32":
         raise DTypeError(f"block_table must be an array of int32, got {dtype}")
-    if len(table.shape) != 1 or on_device and table.strides != (4,) and table.size > 1:
+    if len(table.shape) != 1 or (on_device and table.strides != (4,) and table.size > 1):
         raise ShapeError(f"block_table must be flat and contiguous, got shape {tuple(table.shape)}")
     needed = ceil_div(layout.tokens, slots) if slots else layout.tokens
-    if table.size < needed or layout.tokens and not slots:
-        raise ShapeError(f"{layout.tokens} tokens in blocks of {slots} need {needed} blocks, block_table has {table.size}")
+    if table.size < needed or (layout.tokens and not slots):
+        raise ShapeError(
+            f"{layout.tokens} tokens in blocks of {slots} need {needed} blocks, block_table has {table.size}"
+        )
     if not on_device:
         used = table[:needed]
         if used.size and not 0 <= used.min() <= used.max() < blocks:
@@ -250,8 +252,9 @@ def _first_nonfinite(engine: Backend, layout: Layout, memory: PagedMemory) -> tu
 
 
 def _scatter(
-    engine: Backend, layout: Layout, anchor: Any, residual: Any | None, memory: PagedMemory, dtype: DType
+    engine: Backend, layout: Layout, streams: tuple[Any, Any | None], memory: PagedMemory, dtype: DType
 ) -> None:
+    anchor, residual = streams
     for page in range(layout.pages):
         part = layout.narrowed(page, page + 1)
         rows: Any = np.empty(part.shape, dtype.raw)

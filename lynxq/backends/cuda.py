@@ -14,7 +14,8 @@ import numpy as np
 
 from lynxq.backends import cuda_selftest, cuda_tables
 from lynxq.backends.base import PagedBackend, PagedMemory
-from lynxq.backends.cuda_plan import Launch, Memory, Operation, plan
+from lynxq.backends.cuda_memory import Memory
+from lynxq.backends.cuda_plan import Launch, Operation, plan
 from lynxq.dtypes import DType
 from lynxq.layout import Layout
 
@@ -49,6 +50,10 @@ class Driver(Protocol):
 
     def to_host(self, array: Any, where: Place) -> np.ndarray[Any, Any]:
         """The values of what `to_device` made."""
+
+
+#: The anchor stream, and the residual stream where there is one.
+Streams = tuple[Any, Any | None]
 
 
 def _decode(residual: Any | None) -> Operation:
@@ -103,12 +108,13 @@ class CudaBackend(PagedBackend):
     def run_encode(self, layout: Layout, x: Any, anchor: Any, residual: Any) -> None:
         """`encode`, trusting the device."""
         where = self._driver.place(x)
-        self._run("encode", layout, self._memory(layout, where), layout.dtype, where, anchor, residual)
+        self._run("encode", layout, self._memory(layout, where), layout.dtype, where=where, streams=(anchor, residual))
 
     def run_decode(self, layout: Layout, anchor: Any, residual: Any | None, out: Any, dtype: DType) -> None:
         """`decode`, trusting the device."""
         where = self._driver.place(out)
-        self._run(_decode(residual), layout, self._memory(layout, where), dtype, where, anchor, residual)
+        memory = self._memory(layout, where)
+        self._run(_decode(residual), layout, memory, dtype, where=where, streams=(anchor, residual))
 
     def first_nonfinite_paged(self, layout: Layout, cache: PagedMemory) -> tuple[int, tuple[int, ...]] | None:
         """Count non-finite values among a sequence's tokens; see `PagedBackend.first_nonfinite_paged`."""
@@ -119,13 +125,15 @@ class CudaBackend(PagedBackend):
         """Encode from a paged cache in one launch; see `PagedBackend.encode_paged`."""
         where = self._driver.place(cache.blocks)
         self._trust(where)
-        self._run("encode", layout, self._paged_memory(cache, where), layout.dtype, where, anchor, residual)
+        memory = self._paged_memory(cache, where)
+        self._run("encode", layout, memory, layout.dtype, where=where, streams=(anchor, residual))
 
     def decode_paged(self, layout: Layout, anchor: Any, residual: Any | None, cache: PagedMemory, dtype: DType) -> None:
         """Decode into a paged cache in one launch; see `PagedBackend.decode_paged`."""
         where = self._driver.place(cache.blocks)
         self._trust(where)
-        self._run(_decode(residual), layout, self._paged_memory(cache, where), dtype, where, anchor, residual)
+        memory = self._paged_memory(cache, where)
+        self._run(_decode(residual), layout, memory, dtype, where=where, streams=(anchor, residual))
 
     def _trust(self, where: Place) -> None:
         """Run the self-test of a device once."""
@@ -160,17 +168,10 @@ class CudaBackend(PagedBackend):
         return count, tuple(reversed(index))
 
     def _run(
-        self,
-        operation: Operation,
-        layout: Layout,
-        memory: Memory,
-        dtype: DType,
-        where: Place,
-        anchor: Any,
-        residual: Any | None,
+        self, operation: Operation, layout: Layout, memory: Memory, dtype: DType, *, where: Place, streams: Streams
     ) -> None:
-        streams = [0 if data is None else self._driver.place(data).address for data in (anchor, residual)]
-        launch = plan(operation, layout, memory, dtype, anchor=streams[0], residual=streams[1])
+        addresses = [0 if data is None else self._driver.place(data).address for data in streams]
+        launch = plan(operation, layout, memory, dtype, anchor=addresses[0], residual=addresses[1])
         if launch is None:
             return
         launch.argument["tables"] = self._driver.upload(cuda_tables.tables(layout.params), where)

@@ -39,7 +39,7 @@ def self_test(backend: CudaBackend, driver: Driver, where: Place) -> None:
     for params in (Params.keys(), Params.values(), Params.keys(center="mean", metadata="f32")):
         layout = Layout.of(params, (70, 72), "float32", token_axis=0)
         x = _values(layout.shape)
-        streams = [np.zeros(layout.stream_size(name), np.uint8) for name in ("anchor", "residual")]  # type: ignore[arg-type]
+        streams = [np.zeros(layout.stream_size(name), np.uint8) for name in ("anchor", "residual")]
         reference.encode(layout, x, streams[0], streams[1])
         expected = [*streams, np.empty_like(x), np.empty_like(x)]
         reference.decode(layout, streams[0], None, expected[2], layout.dtype)
@@ -49,7 +49,9 @@ def self_test(backend: CudaBackend, driver: Driver, where: Place) -> None:
         backend.run_encode(layout, driver.to_device(x, where), found[0], found[1])
         backend.run_decode(layout, found[0], None, found[2], layout.dtype)
         backend.run_decode(layout, found[0], found[1], found[3], layout.dtype)
-        for name, want, have in zip(("anchor", "residual", "anchor decode", "full decode"), expected, found, strict=True):
+        for name, want, have in zip(
+            ("anchor", "residual", "anchor decode", "full decode"), expected, found, strict=True
+        ):
             differ = np.count_nonzero(want.view(np.uint8) != driver.to_host(have, where).view(np.uint8))
             if differ:
                 raise BackendError(

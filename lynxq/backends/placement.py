@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from lynxq import devices
@@ -9,18 +10,23 @@ from lynxq.arguments import shown
 from lynxq.backends.base import Backend
 from lynxq.errors import BackendError
 
-#: Backends of arrays that are not in the memory of the CPU.
-DEVICE_BACKENDS = ("cuda",)
+
+def _cuda() -> Backend:
+    from lynxq.backends.cuda import CudaBackend
+    from lynxq.backends.cuda_driver import CupyDriver
+
+    return CudaBackend(CupyDriver())
+
+
+#: Backends of arrays that are not in the memory of the CPU, best first.
+DEVICE_BACKENDS: dict[str, Callable[[], Backend]] = {"cuda": _cuda}
 
 
 @cache
 def _load(name: str) -> tuple[Backend | None, str]:
     """A backend, or None and why it does not run here. The first call looks for a driver, a GPU and a compiler."""
-    from lynxq.backends.cuda import CudaBackend
-    from lynxq.backends.cuda_driver import CupyDriver
-
     try:
-        return CudaBackend(CupyDriver()), ""
+        return DEVICE_BACKENDS[name](), ""
     except BackendError as error:
         return None, str(error)
 
@@ -57,7 +63,7 @@ def get_for(array: object, name: str | None = None) -> Backend:
     if devices.on_device(array):
         if name not in (None, *DEVICE_BACKENDS):
             raise BackendError(f"an array on a CUDA device needs backend 'cuda', got {shown(name)}")
-        return device_backend(name or DEVICE_BACKENDS[0])
+        return device_backend(name or next(iter(DEVICE_BACKENDS)))
     if name in DEVICE_BACKENDS:
         raise BackendError(f"backend {name!r} needs an array on a CUDA device, got {type(array).__name__}")
     return backends.get(name)

@@ -55,7 +55,9 @@ CASES: dict[str, Case] = {
     "values": Case(Params.values(), (300, 2, 64)),
     "values float16": Case(Params.values(), (270, 1, 128), "float16"),
     "values float32": Case(Params.values(), (270, 3, 64), "float32", content="extremes"),
+    "values subnormals": Case(Params.values(), (70, 64), "float32", content="subnormals"),
     "values head 80": Case(Params.values(), (77, 6, 80), content="loud token"),
+    "values head 80 positive": Case(Params.values(), (30, 2, 80), content="neighbours"),
     "values flat heads": Case(Params.values(), (70, 480), "float16", options={"head_dim": 80, "valid_tokens": 69}),
     "paper": Case(Params.paper(), (300, 64)),
     "paper float32": Case(Params.paper(), (100, 64), "float32", content="wide exponents"),
@@ -77,6 +79,7 @@ CASES: dict[str, Case] = {
     # runs, chunks, pages and channels that the fast encoders do not take
     "chunk 4": Case(_small(chunk=4), (77, 2, 64)),
     "chunk 3": Case(_small(page=24, range_size=12, chunk=3, center="mean"), (77, 5), "float32", content="specials"),
+    "plain mean": Case(_small(chunk=4, center="mean", metadata="f32"), (77, 5), "float32", content="wide exponents"),
     "run 1": Case(_small(range_size=1, chunk=1), (40, 8), "float32", content="wide exponents"),
     "long run": Case(Params.keys(page=4096, range_size=4096, chunk=4096, sink_tokens=0), (4100, 2)),
     "wide strips": Case(Params.keys(page=2048, range_size=2048, chunk=64), (2500, 16)),

@@ -7,7 +7,7 @@ that path, through the PTX translator. What waits for the device is counted, so 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class _Device:
         self.id = STATE.device if number is None else number
         self.compute_capability = "90"
 
-    def __enter__(self) -> _Device:
+    def __enter__(self) -> Self:
         self._before, STATE.device = STATE.device, self.id
         return self
 
@@ -67,7 +67,7 @@ class _Stream:
     def __init__(self, pointer: int) -> None:
         self.ptr = pointer
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> Self:
         self._before, STATE.stream = STATE.stream, self.ptr
         return self
 

@@ -27,12 +27,21 @@ from tests.cuda import ptx
 
 SHIM = Path(__file__).parent / "shim"
 KERNELS = nvrtc.KERNELS
-#: -ffp-contract=off: some hosts would fuse a product and a sum, which CUDA's intrinsics never do.
-FLAGS = (
-    "-std=c++17 -O1 -ffp-contract=off -fno-fast-math -U_FORTIFY_SOURCE -fPIC -shared -Wall -Wno-unknown-pragmas"
-    " -Wno-unused -Wno-clobbered -Wno-sign-compare"
-).split()
-#: Flags of a build, by the name of what it looks for. Sanitizers that follow threads need one OS thread per CUDA thread.
+#: -ffp-contract=off: some hosts would fuse a product and a sum, which CUDA's intrinsics never do. -fno-gnu-unique: shared
+#: memory is static in inline functions, which all libraries of a process would have in common.
+FLAGS = [
+    *("-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-math", "-U_FORTIFY_SOURCE", "-fPIC", "-shared"),
+    *(
+        "-fno-gnu-unique",
+        "-Wl,-Bsymbolic",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        "-Wno-unused",
+        "-Wno-clobbered",
+        "-Wno-sign-compare",
+    ),
+]
+#: Flags of a build, by what it looks for. Sanitizers that follow threads need one OS thread for each CUDA thread.
 MODES = {
     "plain": "",
     "ubsan": "-g -fsanitize=undefined,float-cast-overflow -fno-sanitize-recover=all -static-libubsan",
@@ -40,17 +49,6 @@ MODES = {
     "tsan": "-DSHIM_THREADS -pthread -g -fsanitize=thread",
 }
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
-
-
-def backend(kind: str = "source", order: int = 0, mode: str = "plain") -> CudaBackend:
-    """The CUDA backend on the CPU: "source", or "sm_90" and the like for NVIDIA's compiler output."""
-
-    def module(unit: str, defines: tuple[tuple[str, int], ...]) -> HostModule:
-        if kind == "source":
-            return source_module(unit, defines, mode)
-        return ptx_module(unit, defines, int(kind.removeprefix("sm_")), mode)
-
-    return CudaBackend(HostDriver(module, order), self_test=False)
 
 
 def compiler() -> str | None:
@@ -80,6 +78,10 @@ def _precompiled(command: tuple[str, ...]) -> Path:
     return folder
 
 
+class BuildError(Exception):
+    """The host's compiler rejects a source."""
+
+
 class HostModule:
     """A shared library made of kernels.
 
@@ -93,15 +95,25 @@ class HostModule:
         A name in `MODES`.
     translated : bool
         Whether the source is C++ that needs no export of its kernels.
+    folder : Path
+        Of the files that the source may include.
     """
 
-    def __init__(self, source: str, options: tuple[str, ...] = (), mode: str = "plain", translated: bool = False) -> None:
+    def __init__(
+        self,
+        source: str,
+        options: tuple[str, ...] = (),
+        mode: str = "plain",
+        *,
+        translated: bool = False,
+        folder: Path = KERNELS,
+    ) -> None:
         exports = [] if translated else [f"SHIM_EXPORT({name})" for name in _KERNEL.findall(source)]
         unit = "\n".join(['#include "cuda_host_shim.h"', '#line 1 "kernel.cu"', source, *exports, ""])
         command = [compiler() or "g++", *FLAGS, *MODES[mode].split()]
         command += [f"-I{_precompiled(tuple(command))}", f"-I{SHIM}", *options]
         digest = hashlib.sha256("\0".join([*command, unit]).encode())
-        for header in (*sorted(SHIM.glob("*.h")), *sorted(KERNELS.glob("*.cu*"))):
+        for header in (*sorted(SHIM.glob("*.h")), *sorted(folder.glob("*.cu*"))):
             digest.update(header.read_bytes())
         library = _cache() / f"{digest.hexdigest()[:32]}.so"
         if not library.exists():
@@ -111,7 +123,9 @@ class HostModule:
         probe = np.array([1 + 2.0**-12, -(1 + 2.0**-11), np.finfo(np.float32).tiny], np.float32)
         faults = self._library.shim_fp_selftest(ctypes.c_void_p(probe.ctypes.data))
         if faults:
-            raise RuntimeError(f"this host does not compute IEEE float32: contraction {faults & 1}, flush {faults >> 1}")
+            raise RuntimeError(
+                f"this host does not compute IEEE float32: contraction {faults & 1}, flush {faults >> 1}"
+            )
 
     @staticmethod
     def _build(command: list[str], unit: str, library: Path) -> None:
@@ -120,7 +134,7 @@ class HostModule:
             path.write_text(unit, encoding="utf-8")
             run = subprocess.run([*command, str(path), "-o", f"{path}.so"], capture_output=True, text=True, check=False)
             if run.returncode:
-                raise RuntimeError(f"host compile failed: {' '.join(command)}\n{run.stderr}")
+                raise BuildError(f"host compile failed: {' '.join(command)}\n{run.stderr}")
             Path(f"{path}.so").replace(library)
 
     def set_order(self, seed: int) -> None:
@@ -143,10 +157,12 @@ class HostModule:
 
 
 @functools.cache
-def source_module(unit: str, defines: tuple[tuple[str, int], ...], mode: str = "plain", folder: Path = KERNELS) -> HostModule:
+def source_module(
+    unit: str, defines: tuple[tuple[str, int], ...], mode: str = "plain", folder: Path = KERNELS
+) -> HostModule:
     """A kernel file through g++."""
     options = (f"-I{folder}", *nvrtc.definitions(defines))
-    return HostModule((folder / f"{unit}.cu").read_text(encoding="utf-8"), options, mode)
+    return HostModule((folder / f"{unit}.cu").read_text(encoding="utf-8"), options, mode, folder=folder)
 
 
 @functools.cache
@@ -197,3 +213,14 @@ class HostDriver:
 
     def to_host(self, array: np.ndarray[Any, Any], where: Place) -> np.ndarray[Any, Any]:
         return array
+
+
+def backend(kind: str = "source", order: int = 0, mode: str = "plain", folder: Path = KERNELS) -> CudaBackend:
+    """The CUDA backend on the CPU: "source", or "sm_90" and the like for NVIDIA's compiler output."""
+
+    def module(unit: str, defines: tuple[tuple[str, int], ...]) -> HostModule:
+        if kind == "source":
+            return source_module(unit, defines, mode, folder)
+        return ptx_module(unit, defines, int(kind.removeprefix("sm_")), mode)
+
+    return CudaBackend(HostDriver(module, order), self_test=False)

@@ -128,7 +128,9 @@ def test_arrays_and_backends_must_fit(cupy):
 def test_streams_of_an_encode_must_not_share_memory(cupy):
     x = cupy.asarray(_keys())
     encoded = lynxq.encode(x, token_axis=0)
-    same = lynxq.Encoded(encoded.layout, encoded.anchor, fake_cupy.ndarray(encoded.anchor._values[: encoded.residual.size]))
+    same = lynxq.Encoded(
+        encoded.layout, encoded.anchor, fake_cupy.ndarray(encoded.anchor._values[: encoded.residual.size])
+    )
     with pytest.raises(ShapeError, match="share memory"):
         lynxq.encode(x, token_axis=0, out=same)
 
@@ -154,7 +156,10 @@ def test_paged_caches_on_a_device(cupy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda: setattr(STATE, "failure", RuntimeError("cudaErrorInsufficientDriver")), "no usable NVIDIA driver or GPU"),
+        (
+            lambda: setattr(STATE, "failure", RuntimeError("cudaErrorInsufficientDriver")),
+            "no usable NVIDIA driver or GPU",
+        ),
         (lambda: setattr(STATE, "devices", 0), "no CUDA device"),
     ],
 )

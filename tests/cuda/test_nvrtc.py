@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from lynxq.backends import nvrtc
@@ -35,7 +33,7 @@ def test_a_kernel_is_compiled_once(launch, compiled):
     assert first == nvrtc.cubin_path(launch.unit, launch.defines, 90)
     assert len(compiled) == 1
     assert first.read_bytes().startswith(b"\x7fELF")
-    assert os.listdir(first.parent) == [first.name], "no half-written file stays"
+    assert list(first.parent.iterdir()) == [first], "no half-written file stays"
 
 
 def test_architecture_parameters_options_and_compiler_are_part_of_the_name(launch, compiled, monkeypatch):

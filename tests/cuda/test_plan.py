@@ -7,7 +7,8 @@ import pytest
 
 from lynxq import Params, companding
 from lynxq.backends import cuda_plan, cuda_tables
-from lynxq.backends.cuda_plan import Memory, plan
+from lynxq.backends.cuda_memory import Memory
+from lynxq.backends.cuda_plan import plan
 from lynxq.errors import BackendError
 from lynxq.layout import Layout
 from tests.cuda import cases, host
@@ -27,7 +28,8 @@ def test_struct_of_python_and_of_the_kernels_agree():
     #include "plan.cuh"
     extern "C" __global__ void sizes(i64* out) {
         const i64 all[] = {sizeof(Plan), offsetof(Plan, report), offsetof(Plan, sinks), offsetof(Plan, full_residual),
-                           offsetof(Plan, outer_stride), offsetof(Plan, inner_stride), offsetof(Plan, kinds), sizeof(PageKind)};
+                           offsetof(Plan, outer_stride), offsetof(Plan, inner_stride), offsetof(Plan, kinds),
+                           sizeof(PageKind)};
         for (int k = 0; k < 8; ++k) out[k] = all[k];
     }"""
     out = np.zeros(8, np.int64)

@@ -91,7 +91,10 @@ def test_pairs_are_compared_and_converted_half_by_half(pair):
     low, high = (random.standard_normal((2, 32)).astype(kind) for _ in "ab")
     if pair == "bf16":  # halves that are exact in both, and no zeros, of which numpy takes either
         low, high = (np.round(v * 4) + kind.type(0.5) for v in (low, high))
-    shape = lambda v: (v.astype(np.float32).view(np.uint32) >> 16 if pair == "bf16" else v.view(np.uint16).astype(np.uint32))  # noqa: E731
+
+    def shape(v):
+        return v.astype(np.float32).view(np.uint32) >> 16 if pair == "bf16" else v.view(np.uint16).astype(np.uint32)
+
     word = lambda v: (shape(v)[0] | shape(v)[1] << 16).astype(np.uint32)  # noqa: E731
     floats = random.standard_normal(32).astype(np.float32)
     out = np.zeros(96, np.uint32)
@@ -124,7 +127,9 @@ def test_policy_has_teeth():
 
 @needs_cuobjdump
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize(("name", "registers"), [("keys", 80), ("keys float32", 72), ("values", 72), ("values float32", 72)])
+@pytest.mark.parametrize(
+    ("name", "registers"), [("keys", 80), ("keys float32", 72), ("values", 72), ("values float32", 72)]
+)
 def test_kernels_of_the_presets_spill_nothing_and_leave_room_for_three_blocks(name, registers, architecture):
     for operation in ("encode", "decode_full"):
         launch = _launch(operation, cases.CASES[name].layout())
