@@ -73,7 +73,9 @@ def _precompiled(command: tuple[str, ...]) -> Path:
         shutil.copy(header, folder)
         part = folder / f"{os.getpid()}.part"
         run = [*command, "-x", "c++-header", str(folder / header.name), "-o", str(part)]
-        subprocess.run([word for word in run if word != "-shared"], check=True, capture_output=True)
+        subprocess.run(
+            [word for word in run if word not in ("-shared", "-Wl,-Bsymbolic")], check=True, capture_output=True
+        )
         part.replace(folder / "cuda_host_shim.h.gch")
     return folder
 
@@ -111,6 +113,8 @@ class HostModule:
         exports = [] if translated else [f"SHIM_EXPORT({name})" for name in _KERNEL.findall(source)]
         unit = "\n".join(['#include "cuda_host_shim.h"', '#line 1 "kernel.cu"', source, *exports, ""])
         command = [compiler() or "g++", *FLAGS, *MODES[mode].split()]
+        if translated:
+            command.append("-O0")  # what is translated is long, and its runs are short
         command += [f"-I{_precompiled(tuple(command))}", f"-I{SHIM}", *options]
         digest = hashlib.sha256("\0".join([*command, unit]).encode())
         for header in (*sorted(SHIM.glob("*.h")), *sorted(folder.glob("*.cu*"))):

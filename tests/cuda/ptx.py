@@ -73,13 +73,19 @@ class _Body:
         if kind == "pred":
             return "!" + self.raw(operand[1:]) if operand[0] == "!" else self.raw(operand)
         if operand.startswith("%") and operand not in _SPECIAL:
-            return f"ptx::get<{cpp(kind)}>({self.raw(operand)})"
+            return self.register(operand[1:], kind)
         if kind in FLOATS:
             return f"shim_bits<{cpp(kind)}>({BITS[width(kind)]}({self.raw(operand)}))"
         return f"({cpp(kind)})({self.raw(operand)})"
 
+    def register(self, name: str, kind: str) -> str:
+        """A register read as a type: its low bits. Casts where they do, for compilers are slow with templates."""
+        if kind in FLOATS:
+            return f"ptx::get<{cpp(kind)}>({name})"
+        return name if cpp(kind) == BITS[self.kernel.registers[name]] else f"({cpp(kind)}){name}"
+
     def put(self, target: str, kind: str, value: str) -> str:
-        """Write a value of a type to a register."""
+        """Write a value of a type to a register, extended as its sign wants."""
         target = target.strip()
         if target == "_":
             return f"(void)({value});"
@@ -87,7 +93,9 @@ class _Body:
         bits = self.kernel.registers[name]
         if not bits:
             return f"{name} = {value};"
-        return f"{name} = ptx::put<{BITS[bits]}>(({cpp(kind)})({value}));"
+        if kind in FLOATS:
+            return f"{name} = ptx::put<{BITS[bits]}>(({cpp(kind)})({value}));"
+        return f"{name} = ({cpp(kind)})({value});"
 
     def address(self, operand: str, space: str) -> str:
         match = re.fullmatch(r"\[\s*([%\w$]+)\s*(?:\+\s*(-?\w+))?\s*\]", operand.strip())
