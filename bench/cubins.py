@@ -51,7 +51,8 @@ def rows() -> list[dict[str, Any]]:
                 ("decode_anchor", size + high),
             ):
                 launch = plan(operation, layout, memory, layout.dtype, anchor=1 << 30, residual=1 << 31)
-                assert launch is not None
+                if launch is None:
+                    continue
                 row: dict[str, Any] = {"preset": preset, "dtype": dtype, "operation": operation, "bytes": count}
                 for architecture in (80, 90):
                     cubin = nvrtc.compile_unit(launch.unit, launch.defines, architecture).cubin
@@ -65,15 +66,14 @@ def rows() -> list[dict[str, Any]]:
 def table() -> str:
     """The rows as Markdown."""
     lines = [
-        "| kernel | preset | dtype | registers sm_80 / sm_90 | spilled bytes | shared bytes | threads | "
-        "blocks per multiprocessor | bytes per value | floor, ns per 1000 values |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| kernel | preset | dtype | registers sm_80 / sm_90 | spilled | shared | blocks of 256 | bytes per value | ns |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows():
         spilled = max(row[a]["STACK"] + row[a]["LOCAL"] for a in (80, 90))
         lines.append(
             f"| {row['operation']} | {row['preset']} | {row['dtype']} | {row[80]['REG']} / {row[90]['REG']} "
-            f"| {spilled} | {row[90]['SHARED']} | {row['threads']} | {row['resident']} | {row['bytes']:.2f} "
+            f"| {spilled} | {row[90]['SHARED']} | {row['resident']} | {row['bytes']:.2f} "
             f"| {row['bytes'] / COPY * 1e12:.2f} |"
         )
     version = ".".join(map(str, nvrtc.version()))

@@ -1,12 +1,12 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names; :mod:`lynxq.metrics`, :mod:`lynxq.baselines`,
-:mod:`lynxq.backends` and :mod:`lynxq.errors` are imported on demand.
+The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`, `metrics`,
+`naming` and `testing` are public too, and imported when they are first used.
 """
 
-import sys
+import sys as _sys
 
-if sys.byteorder != "little":
+if _sys.byteorder != "little":
     raise ImportError("lynxq needs a little-endian machine: streams are written as they lie in memory")
 
 from lynxq.bounds import error_bound
@@ -25,6 +25,7 @@ from lynxq.container import (
 )
 from lynxq.encoded import Encoded
 from lynxq.errors import LynxqError
+from lynxq.layout import Layout
 from lynxq.params import Params
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Encoded",
     "Expect",
+    "Layout",
     "LynxqError",
     "Params",
     "Reader",
@@ -48,3 +50,14 @@ __all__ = [
     "save",
     "save_split",
 ]
+
+_SUBMODULES = ("backends", "baselines", "errors", "evaluate", "metrics", "naming", "testing")
+
+
+def __getattr__(name: str) -> object:
+    """Import a public submodule when it is first used."""
+    if name in _SUBMODULES:
+        from importlib import import_module
+
+        return import_module(f"lynxq.{name}")
+    raise AttributeError(f"module 'lynxq' has no attribute {name!r}")

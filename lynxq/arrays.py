@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from lynxq import dtypes
+from lynxq.arguments import shown
 from lynxq.dtypes import DType, Raw
 from lynxq.errors import DTypeError, ShapeError
 
@@ -48,7 +49,9 @@ def library_of(array: object) -> Library:
         raise DTypeError("masked arrays are not supported: fill the masked values first")
     if isinstance(array, np.ndarray):
         return "numpy"
-    raise DTypeError(f"expected a numpy array or a torch tensor, got {type(array).__name__}")
+    kind = type(array)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    raise DTypeError(f"expected a numpy array or a torch tensor, got {name}")
 
 
 def import_library(name: object) -> Library:
@@ -65,8 +68,10 @@ def import_library(name: object) -> Library:
 
 
 def from_numpy(array: np.ndarray[Any, Any], library: Library) -> Array:
-    """A numpy array as an array of a library, sharing its memory."""
-    return _torch().from_numpy(array) if library == "torch" else array
+    """A numpy array as an array of a library; shares its memory, unless torch would make read-only memory writable."""
+    if library != "torch":
+        return array
+    return _torch().from_numpy(array if array.flags.writeable else array.copy())
 
 
 def as_raw(array: Array) -> RawArray:
@@ -86,8 +91,12 @@ def as_raw(array: Array) -> RawArray:
         return RawArray(np.asarray(array).view(dtype.raw), dtype, library)
     torch = _torch()
     dtype = _known(array.dtype)
-    tensor = array.detach().resolve_neg()  # a copy only where torch negates lazily
-    return RawArray(tensor.view(torch.uint16 if dtype.itemsize == 2 else torch_dtype(dtype)).numpy(), dtype, library)
+    try:
+        tensor = array.detach().resolve_neg()  # a copy only where torch negates lazily
+        raw = tensor.view(torch.uint16 if dtype.itemsize == 2 else torch_dtype(dtype)).numpy()
+    except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:  # nested, fake, traced, …
+        raise DTypeError(f"this torch tensor has no memory to look at: {shown(str(error))}") from None
+    return RawArray(raw, dtype, library)
 
 
 def _known(dtype: object) -> DType:
@@ -156,8 +165,12 @@ def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType
         raise DTypeError(f"out must be a {library} array like the encoded tensor, got {type(array).__name__}")
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(array.shape)}")
-    if library == "torch" and array.is_neg():
-        raise DTypeError("out must not be a tensor that torch negates lazily")
+    if library == "torch":
+        if array.is_neg():
+            raise DTypeError("out must not be a tensor that torch negates lazily")
+        if array.requires_grad:
+            raise DTypeError("out must not require a gradient: writing to it would go past autograd")
+        _torch().autograd.graph.increment_version(array)  # so that autograd notices a value saved for backward
     result = as_raw(array)
     if dtype is not None and result.dtype is not dtype:
         raise DTypeError(f"out must have dtype {dtype.name}, got {result.dtype.name}")

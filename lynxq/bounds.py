@@ -63,18 +63,14 @@ def error_bound(encoded: Encoded, tier: Tier = "full") -> NDArray[np.float64]:
     layout = encoded.layout
     anchor = arrays.as_bytes(encoded.anchor, "anchor")
     result = np.zeros((layout.outer, layout.shape[layout.token_axis], layout.channels))
-    # The full decode's gap in an anchor bin is never above the anchor's, but a table given by the user may
-    # reconstruct some bins better than others; the larger of both keeps the order of the tiers.
-    gap = largest_gap(layout.params, "full")
-    if tier == "anchor":
-        gap = max(gap, largest_gap(layout.params, "anchor"))
+    gap = largest_gap(layout.params, tier)
     for page in range(layout.pages):
         coded, sinks = layout.coded(page), layout.page_sinks(page)
         if not coded:
             continue
         with np.errstate(all="ignore"):
             chunks = reference.page_scales(layout, anchor, page)
-        lo, hi, mu, sigma = (part.astype(np.float64) for part in chunks)
+            lo, hi, mu, sigma = (part.astype(np.float64) for part in chunks)
         reach = np.abs(mu) + sigma
         bound = sigma * gap + reach * _SLACK + np.maximum(np.abs(lo), np.abs(hi)) * layout.dtype.unit_roundoff
         bound = np.minimum(bound + 4 * layout.dtype.subnormal_roundoff, hi - lo)

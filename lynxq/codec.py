@@ -11,6 +11,7 @@ from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, NonFiniteError, ShapeError
 from lynxq.layout import Layout, Tier
 from lynxq.params import Params
+from lynxq.threads import thread_count
 
 
 def encode(
@@ -22,6 +23,7 @@ def encode(
     head_dim: int | None = None,
     valid_tokens: int | None = None,
     backend: str | None = None,
+    threads: int | None = None,
     out: Encoded | None = None,
     check: bool = True,
 ) -> Encoded:
@@ -46,6 +48,9 @@ def encode(
         Tokens that hold values. What follows them is never read and decodes to zero.
     backend : str, optional
         Name of a backend; the best one that runs here by default. It changes speed, never bytes.
+    threads : int, optional
+        How many threads may work; ``LYNXQ_THREADS``, or else one for each processor, by default. It changes
+        speed, never bytes. Small tensors take fewer.
     out : Encoded, optional
         An earlier result with streams of the same sizes, whose buffers are to be reused. If the call fails
         they are unchanged.
@@ -86,12 +91,15 @@ def encode(
         first_token=first_token,
         valid_tokens=valid_tokens,
     )
-    engine = backends.get_for(x, backend)
+    engine, count = backends.get_for(x, backend), thread_count(threads)
     anchor, residual = stream_buffers(layout, x, source.raw, out)
-    found = engine.first_nonfinite(layout, source.raw) if check or not devices.on_device(x) else None
+    found = None
+    if check or not devices.on_device(x):
+        found = engine.first_nonfinite(layout, source.raw, threads=count)
     if found is not None:
         raise NonFiniteError(*found)
-    engine.encode(layout, source.raw, devices.as_bytes(anchor, "anchor"), devices.as_bytes(residual, "residual"))
+    streams = devices.as_bytes(anchor, "anchor"), devices.as_bytes(residual, "residual")
+    engine.encode(layout, source.raw, *streams, threads=count)
     return Encoded(layout, anchor, residual)
 
 
@@ -120,7 +128,12 @@ def stream_buffers(layout: Layout, like: Array, raw: Any, out: Encoded | None) -
 
 
 def decode_anchor(
-    encoded: Encoded, *, dtype: object = None, out: Array | None = None, backend: str | None = None
+    encoded: Encoded,
+    *,
+    dtype: object = None,
+    out: Array | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> Array:
     """Reconstruct a tensor from its anchor stream alone.
 
@@ -136,6 +149,8 @@ def decode_anchor(
         If the call fails it is unchanged.
     backend : str, optional
         Name of a backend; the best one that runs here by default. It changes speed, never bits.
+    threads : int, optional
+        How many threads may work, as for :func:`encode`.
 
     Returns
     -------
@@ -155,11 +170,16 @@ def decode_anchor(
     >>> bool(np.abs(near - keys).max() < 0.4)
     True
     """
-    return _decode(encoded, "anchor", dtype, out, backend)
+    return _decode(encoded, "anchor", dtype, out, backend, threads=threads)
 
 
 def decode_full(
-    encoded: Encoded, *, dtype: object = None, out: Array | None = None, backend: str | None = None
+    encoded: Encoded,
+    *,
+    dtype: object = None,
+    out: Array | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> Array:
     """Reconstruct a tensor from both streams.
 
@@ -167,7 +187,7 @@ def decode_full(
     ----------
     encoded : Encoded
         With its residual stream.
-    dtype, out, backend
+    dtype, out, backend, threads
         As for :func:`decode_anchor`; `out` may hold the anchor decode, which is then overwritten.
 
     Returns
@@ -189,15 +209,17 @@ def decode_full(
     >>> bool(np.abs(close - keys).max() < 0.03)
     True
     """
-    return _decode(encoded, "full", dtype, out, backend)
+    return _decode(encoded, "full", dtype, out, backend, threads=threads)
 
 
-def _decode(encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None) -> Array:
+def _decode(
+    encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None, *, threads: int | None
+) -> Array:
     instance("encoded", encoded, Encoded, DTypeError)
     anchor = devices.as_bytes(encoded.anchor, "anchor")
     stream = encoded.stream(tier)
     residual = None if stream is None else devices.as_bytes(stream, "residual")
-    engine = backends.get_for(encoded.anchor, backend)
+    engine, count = backends.get_for(encoded.anchor, backend), thread_count(threads)
     wanted = None if dtype is None else dtypes.named(dtype)
     if out is None:
         out = devices.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.anchor)
@@ -206,5 +228,5 @@ def _decode(encoded: Encoded, tier: Tier, dtype: object, out: Array | None, back
         raise DTypeError("out must be on the device of the encoded streams")
     if any(devices.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
         raise ShapeError("out must not share memory with the encoded streams")
-    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype)
+    engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype, threads=count)
     return out

@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-#: Digits of the decimal arithmetic. α is at least 1e-6, so at least 50 digits of every table entry are right.
+#: Digits of the decimal arithmetic. α is at least 1e-6, and a few hundred products follow each other, so that at
+#: least 45 digits of every table entry are right.
 _DIGITS = 60
 
 #: Rate of the exponential density whose bin centroids are the default anchor points; measured, see docs/design.md.
@@ -37,11 +38,15 @@ def float32(value: float | Decimal) -> float:
     return float(min(ties, key=lambda c: int(c.view(np.uint32)) & 1))
 
 
-def _expand(alpha: Decimal, exponent: Decimal) -> Decimal:
-    """The inverse of the companding, ((1+α)^e - 1)/α, equation (8)."""
+def _expand(alpha: Decimal, steps: int, last: int) -> list[Decimal]:
+    """The inverse of the companding, ((1+α)^e - 1)/α, equation (8), at e = 0, 1/steps, …, last/steps."""
     if alpha == 0:
-        return exponent
-    return ((exponent * (1 + alpha).ln()).exp() - 1) / alpha
+        return [Decimal(k) / steps for k in range(last + 1)]
+    ratio = ((1 + alpha).ln() / steps).exp()
+    powers = [Decimal(1)]
+    for _ in range(last):
+        powers.append(powers[-1] * ratio)
+    return [(power - 1) / alpha for power in powers]
 
 
 def _table(values: list[Decimal]) -> NDArray[np.float32]:
@@ -72,7 +77,7 @@ def thresholds(alpha: float, count: int) -> NDArray[np.float32]:
     [0.125, 0.375, 0.625, 0.875]
     """
     with localcontext(prec=_DIGITS):
-        return _table([_expand(Decimal(alpha), (Decimal(k) - Decimal("0.5")) / count) for k in range(1, count + 1)])
+        return _table(_expand(Decimal(alpha), 2 * count, 2 * count - 1)[1::2])
 
 
 @lru_cache(maxsize=256)
@@ -97,16 +102,7 @@ def levels(alpha: float, count: int) -> NDArray[np.float32]:
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     with localcontext(prec=_DIGITS):
-        return _table([_expand(Decimal(alpha), Decimal(k) / count) for k in range(count + 1)])
-
-
-def _edge(alpha: Decimal, count: int, level: int) -> Decimal:
-    """The lower boundary of a level's interval of inputs; 0 for level 0, 1 past the last one."""
-    if level <= 0:
-        return Decimal(0)
-    if level > count:
-        return Decimal(1)
-    return _expand(alpha, (Decimal(level) - Decimal("0.5")) / count)
+        return _table(_expand(Decimal(alpha), count, count))
 
 
 @lru_cache(maxsize=256)
@@ -137,12 +133,13 @@ def anchor_points(alpha: float, anchor_bits: int, residual_bits: int) -> NDArray
     count = level_count(anchor_bits, residual_bits)
     half = 1 << (residual_bits - 1)
     with localcontext(prec=_DIGITS):
-        exact = Decimal(alpha)
+        # A level's interval of inputs begins half a step before it, that of level 0 at 0.
+        edges = [Decimal(0), *_expand(Decimal(alpha), 2 * count, 2 * count - 1)[1::2]]
         points = []
         for magnitude in range(top):
             first = (magnitude << residual_bits) - half + 1
-            left = _edge(exact, count, first)
-            width = _edge(exact, count, first + 2 * half) - left
+            left = edges[max(first, 0)]
+            width = edges[first + 2 * half] - left
             decay = (ANCHOR_DENSITY_RATE * width).exp() - 1
             points.append(left + 1 / ANCHOR_DENSITY_RATE - width / decay)
         return _table([*points, Decimal(1)])

@@ -61,6 +61,24 @@ class Encoded:
         if self.residual is not None and devices.library_of(self.residual) != self.library:
             raise DTypeError(f"anchor and residual must be of one kind, got {self.library} and another")
 
+    @classmethod
+    def empty(cls, layout: Layout, framework: Library = "numpy") -> Encoded:
+        """An `Encoded` with uninitialised streams, to be passed to ``encode(..., out=)`` or filled with received bytes.
+
+        Parameters
+        ----------
+        layout : Layout
+            As :meth:`Layout.of` makes it.
+        framework : {"numpy", "torch"}
+            Library of the streams.
+        """
+        instance("layout", layout, Layout, DTypeError)
+        library = arrays.import_library(framework)
+        anchor, residual = (
+            arrays.empty_bytes(layout.stream_size(stream), library) for stream in ("anchor", "residual")
+        )
+        return cls(layout, anchor, residual)
+
     @cached_property
     def library(self) -> Library:
         """The library of the streams, and so of what a decode returns: "numpy", "torch" or "cupy"."""

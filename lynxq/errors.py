@@ -44,6 +44,9 @@ class NonFiniteError(LynxqError, ValueError):
         self.count = count
         self.first_index = first_index
 
+    def __reduce__(self) -> tuple[type, tuple[int, tuple[int, ...]]]:
+        return type(self), (self.count, self.first_index)
+
 
 class BackendError(LynxqError, RuntimeError):
     """The backend asked for does not exist or cannot run here."""
@@ -53,11 +56,29 @@ class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 
 
+class TensorFileError(LynxqError):
+    """A file is not a safetensors file, or has a tensor that numpy cannot hold."""
+
+
 # --- containers ------------------------------------------------------------------------------------
 
 
 class ContainerError(LynxqError):
     """Base of everything that can be wrong with a container or a frame."""
+
+
+class SourceError(ContainerError, TypeError):
+    """What a container shall be read from or written to is not something for bytes, or it is closed."""
+
+
+class WriterError(ContainerError, ValueError):
+    """A container cannot be written in that way: closed writer, name given twice, one file for both streams."""
+
+
+class MissingTensorError(ContainerError, KeyError):
+    """The container has no tensor of that name."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 class NotLynxError(ContainerError):
@@ -83,8 +104,12 @@ class TruncatedError(ContainerError):
 
     def __init__(self, what: str, needed: int, available: int) -> None:
         super().__init__(f"{what} needs {needed} bytes, but only {available} are there")
+        self.what = what
         self.needed = needed
         self.available = available
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int]]:
+        return type(self), (self.what, self.needed, self.available)
 
 
 class HeaderChecksumError(ContainerError):

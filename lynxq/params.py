@@ -26,7 +26,7 @@ MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 class Params:
     """Parameters of the codec; immutable, hashable, comparable.
 
-    Two `Params` are equal exactly when they give the same bytes and the same decoded bits for every input.
+    Equal `Params` give the same bytes and the same decoded bits for every input.
 
     Parameters
     ----------

@@ -182,7 +182,7 @@ def _grid(alpha: float, count: int) -> tuple[int, NDArray[np.uint8], F32]:
     """
     table = companding.thresholds(alpha, count)
     cells = 1 << int(np.ceil(np.log2(2 / np.diff(table, prepend=_ZERO).min())))
-    if cells > 1 << 22:
+    if cells > 1 << 16:
         return 0, np.empty(0, np.uint8), table
     edges = np.arange(cells + 2, dtype=np.float64) / cells
     below = np.searchsorted(table, edges, side="right").astype(np.uint8)

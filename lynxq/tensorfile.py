@@ -14,16 +14,16 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from lynxq.arguments import shown
 from lynxq.arrays import Array
-from lynxq.container.atomic import replacing
-from lynxq.errors import LynxqError
+from lynxq.container.atomic import replacing, sync
+from lynxq.errors import TensorFileError
+
+#: Where a safetensors header keeps its metadata.
+_RESERVED = "__metadata__"
 
 #: Bytes of an element, by the names that safetensors gives to dtypes.
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2}
-
-
-class TensorFileError(LynxqError):
-    """A file is not a safetensors file, or has a tensor that numpy cannot hold."""
 
 
 class TensorFile:
@@ -38,8 +38,8 @@ class TensorFile:
     def __getitem__(self, name: str) -> Array:
         try:
             return self._handle.get_tensor(name)
-        except (TypeError, KeyError, AttributeError, safetensors.SafetensorError) as error:
-            raise TensorFileError(f"tensor {name!r} of {self._path} cannot be read: {error}") from None
+        except Exception as error:  # noqa: BLE001 - whatever a foreign library makes of a hostile file
+            raise TensorFileError(f"tensor {shown(name)} of {self._path} cannot be read: {shown(str(error))}") from None
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor of one of the dtypes that lynxq codes, without reading it; 0 for another dtype."""
@@ -92,8 +92,13 @@ def save_tensors(
         With any strides: they are made contiguous first, since safetensors would write other values silently.
     metadata : mapping of str to str, optional
     """
+    if _RESERVED in tensors:
+        raise TensorFileError(f"a tensor of a safetensors file must not be named {_RESERVED!r}")
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in tensors.items()}
     with replacing(path) as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
         safetensors.numpy.save_file(contiguous, file.name, metadata=dict(metadata or {}))
-        Path(file.name).chmod(mode)  # safetensors puts a file of its own there that only its owner may read
+        # safetensors puts a file of its own there, which only its owner may read.
+        Path(file.name).chmod(mode)
+        with Path(file.name).open("rb+") as written:
+            sync(written)

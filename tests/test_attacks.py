@@ -120,11 +120,11 @@ def test_truncation_at_every_byte():
 
 def test_truncation_at_every_byte_of_two_segments():
     data = stored(ONE) + stored(MORE)
-    first, second = spans(data)
+    first, _ = spans(data)
     for size in range(first.end, len(data)):
         for allow_trailing in (False, True):
             found = readings(data[:size], [ONE, MORE], allow_trailing=allow_trailing)
-            if size == first.end or (allow_trailing and size < second.begin + 8):
+            if size == first.end or (allow_trailing and size < anchors_end(data)):
                 assert found == {(0, "k", "anchor"): None, (0, "k", "full"): None}
             elif size < anchors_end(data):
                 assert set(found) == {"open"}
@@ -240,6 +240,15 @@ def test_segments_out_of_order_or_twice():
     first, second = stored(ONE), stored(MORE)
     for data in (second + first, first + first, first + second + second, first + second + first):
         assert readings(data, [ONE, MORE])["open"].__name__ == "SegmentError"
+
+
+def test_a_damaged_page_is_not_handed_out():
+    for each in frames(DATA):
+        stream, payload = (("anchor", AnchorChecksumError), ("residual", ResidualChecksumError))[each.kind]
+        for position, error in ((each.begin, FrameError), (each.payload - 1, FrameError), (each.payload, payload)):
+            for bit in (0, 7):
+                with lynxq.open(flipped(DATA, 8 * position + bit)) as reader:
+                    assert error_of(reader["kv"[each.tensor]].page, stream, each.page) is error
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import lynxq
 from lynxq import Params, errors
 from lynxq.cli import app
-from lynxq.tensorfile import TensorFileError, open_tensors, save_tensors
+from lynxq.errors import TensorFileError
+from lynxq.tensorfile import open_tensors, save_tensors
 
 RUNNER = CliRunner()
 
@@ -194,6 +195,51 @@ def test_other_files_are_refused(tmp_path):
         run("info", path)
 
 
+def test_nothing_in_a_file_reaches_the_terminal_as_a_command(tmp_path):
+    path = tmp_path / "kv.lynx"
+    encoded = lynxq.encode(np.zeros((9, 4), np.float32), token_axis=0)
+    names = ["\x1b[2J\x1b[31mred", "a\nlayer.9.key FAKE ROW", "right\u202eleft", "nul\0"]
+    lynxq.save(path, dict.fromkeys(names, encoded), metadata={"x\n  approved: yes\x1b]0;t\x07": "v" * 60000})
+    for arguments in (("info", path), ("info", path, "--json"), ("verify", path)):
+        shown = run(*arguments)
+        assert all(character.isprintable() or character == "\n" for character in shown)
+    assert "FAKE ROW" in run("info", path)
+    assert not any(line.strip().startswith(("layer.9.key", "approved")) for line in run("info", path).splitlines())
+    assert len(run("info", path)) < 5000
+
+
+def test_a_source_is_never_its_own_output(source):
+    before = source.read_bytes()
+    for spelling in (source, source.parent / "." / source.name):
+        with pytest.raises(errors.LynxqError, match="is the file that is read"):
+            run("encode", source, "-o", spelling, "--force")
+    assert source.read_bytes() == before
+
+
+def test_a_name_that_safetensors_reserves(tmp_path):
+    encoded = lynxq.encode(np.zeros((9, 4), np.float32), token_axis=0)
+    lynxq.save(tmp_path / "kv.lynx", {"__metadata__": encoded})
+    with pytest.raises(errors.TensorFileError, match="__metadata__"):
+        run("decode", tmp_path / "kv.lynx", "-o", tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 62, 1 << 30], [1 << 62, 0], [1] * 70])
+def test_hostile_shapes_in_a_tensor_file(tmp_path, shape):
+    size = 4 if 0 not in shape else 0
+    header = json.dumps({"k": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(errors.LynxqError):
+        run("encode", path, "-o", tmp_path / "x.lynx")
+
+
+def test_warmup_says_which_backends_there_are():
+    shown = run("warmup", "--dtype", "bfloat16")
+    assert shown.splitlines()[-1] == "reference: ready"
+    with pytest.raises(errors.DTypeError):
+        run("warmup", "--dtype", "int8")
+
+
 # --- as a program ----------------------------------------------------------------------------------
 
 
@@ -231,3 +277,11 @@ def test_a_closed_pipe_is_not_a_traceback(source):
     command = f"{sys.executable} -m lynxq eval {source} --methods keys | true"
     result = subprocess.run(["bash", "-c", command], cwd=Path.cwd(), capture_output=True, text=True, check=False)
     assert "Traceback" not in result.stderr
+
+
+def test_any_encoding_and_no_output_at_all(source, tmp_path):
+    lynxq_ = f"{sys.executable} -m lynxq"
+    assert program("encode", source, "-o", tmp_path / "kv.lynx", cwd=tmp_path).returncode == 0
+    for command in (f"PYTHONIOENCODING=ascii {lynxq_} info kv.lynx", f"{lynxq_} info kv.lynx >&-"):
+        result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stderr) == (0, "")

@@ -87,9 +87,10 @@ def test_full_size_pages():
     check(x[:9], Params.values(), 0)
 
 
-def test_large_tensors_are_coded_like_their_parts():
-    """A block of the reference holds 2^18 values; a tensor of several blocks gives the parts' codes."""
-    x = np.random.default_rng(0).standard_normal((5, 256, 700), dtype=np.float32)
+@pytest.mark.parametrize("channels", [400, 700])
+def test_large_tensors_are_coded_like_their_parts(channels):
+    """A block of the reference holds 2^18 values: here two outer indices, and one left over, or one."""
+    x = np.random.default_rng(0).standard_normal((5, 256, channels), dtype=np.float32)
     whole = lynxq.encode(x, token_axis=1)
     full, near = lynxq.decode_full(whole), lynxq.decode_anchor(whole)
     for index in range(5):

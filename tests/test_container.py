@@ -15,6 +15,8 @@ from lynxq.errors import (
     DTypeError,
     IdentityError,
     MissingResidualError,
+    MissingTensorError,
+    ParamsError,
     ShapeError,
     TrailingBytesError,
     TruncatedError,
@@ -322,7 +324,10 @@ def test_names():
     data = stored(two())
     assert list(lynxq.load(data, names=["v"])) == ["v"]
     assert lynxq.load(data, names=()) == {}
-    with pytest.raises(IdentityError, match="no tensor 'w', it has 'k', 'v'"):
+    assert list(lynxq.load(data, names=(name for name in "vk"))) == ["v", "k"]
+    with pytest.raises(ParamsError, match="the string 'v'"):
+        lynxq.load(data, names="v")
+    with pytest.raises(MissingTensorError, match=r"no tensor 'w', it has \['k', 'v'\]"):
         lynxq.load(data, names=["k", "w"])
     with lynxq.open(data) as reader:
         assert ("w" in reader, len(reader), repr(reader["k"])[:17]) == (False, 2, "StoredTensor('k',")

@@ -7,7 +7,7 @@ from hypothesis import given, target
 from hypothesis import strategies as st
 
 import lynxq
-from lynxq import LynxqError, Params, testing
+from lynxq import LynxqError, Params, companding, testing
 from lynxq.errors import DTypeError
 from tests.scalar_model import DTYPES, runs_of
 
@@ -91,6 +91,33 @@ def test_the_bound_is_not_much_larger_than_the_errors(dtype, params):
         bound = lynxq.error_bound(encoded, tier)[4:]
         assert (error / bound).max() > 0.7
     assert bound.max() < 0.2 * lynxq.error_bound(encoded, "anchor").max()
+
+
+@pytest.mark.parametrize("params", [Params(page=8, range_size=8, chunk=8, sink_tokens=0, alpha=a) for a in (0.0, 0.5)])
+def test_values_at_the_worst_place_of_a_bin(params):
+    """Next to the thresholds with the widest bins, where every rounding of encode and decode can go the wrong way."""
+    sigma = np.random.default_rng(0).uniform(1, 2, 5000).astype(np.float32)
+    for threshold in (*companding.thresholds(params.alpha, params.levels)[-9::4], np.float32(params.points[1])):
+        rows = [sigma, -sigma, sigma * threshold]
+        for _ in range(2):
+            rows = [*rows[:2], np.nextafter(rows[2], np.float32(0)), *rows[2:], np.nextafter(rows[-1], np.float32(2))]
+        x = np.stack(rows)
+        encoded = lynxq.encode(x, params, token_axis=0)
+        for tier in TIERS:
+            error = np.abs(widen(DECODES[tier](encoded)) - widen(x))
+            assert (error <= lynxq.error_bound(encoded, tier)).all()
+
+
+@pytest.mark.parametrize("reach", [5, 9, 14, 30, 300])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_subnormal_values(dtype, reach):
+    """Both the values and the reconstruction are counted in the same coarse units."""
+    unit = float(ml_dtypes.finfo(DTYPES[dtype]).smallest_subnormal)
+    x = (np.random.default_rng(reach).integers(-reach, reach + 1, (256, 20)) * unit).astype(DTYPES[dtype])
+    encoded = lynxq.encode(x, token_axis=0)
+    for tier in TIERS:
+        error = np.abs(widen(DECODES[tier](encoded)) - widen(x))
+        assert (error <= lynxq.error_bound(encoded, tier)).all()
 
 
 def test_points_of_ones_own_may_be_bad_and_are_still_bounded():

@@ -13,9 +13,9 @@ import pytest
 import xxhash
 
 import lynxq
-from lynxq import Params, errors, frames, layout
-from lynxq.container import description, header
-from lynxq.frames import FrameHeader
+from lynxq import Params, errors, layout
+from lynxq.format import description, frames, header
+from lynxq.format.frames import FrameHeader
 from lynxq.layout import Layout
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -18,7 +18,7 @@ from lynxq.errors import (
     StreamKindError,
     TruncatedError,
 )
-from lynxq.frames import HEADER_SIZE, FrameHeader, check_kind, checksum
+from lynxq.format.frames import HEADER_SIZE, FrameHeader, check_kind, checksum
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 

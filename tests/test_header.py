@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 import lynxq
 from lynxq import testing
-from lynxq.container import header as module
-from lynxq.container.header import Header, Preamble
 from lynxq.errors import (
     HeaderChecksumError,
     HeaderError,
@@ -22,6 +20,8 @@ from lynxq.errors import (
     TruncatedError,
     VersionError,
 )
+from lynxq.format import header as module
+from lynxq.format.header import Header, Preamble
 from lynxq.layout import Layout
 from tests import forge
 from tests.containers import METADATA, coded, decoded, error_of, flipped, readings, spans, stored, two

@@ -35,14 +35,14 @@ def huge(shape, params=KEYS):
 LARGE = Params(page=65536, range_size=8, chunk=4, sink_tokens=2)
 
 HUGE = {
-    "tokens": (lambda: huge((2**48, 1)), TruncatedError),
+    "tokens": (lambda: huge((2**35, 1)), TruncatedError),
     "channels": (lambda: huge((8, 2**48)), TruncatedError),
     "elements": (lambda: huge((2**28, 2**28)), TruncatedError),
     "a large page": (lambda: huge((65536, 2**40), LARGE), TruncatedError),
     "header beyond the cap": (lambda: forge.header(header_size=1 << 62), LimitError),
     "metadata": (lambda: forge.header(forge.description(counts=(65536, 1))), HeaderError),
     "metadata text": (lambda: forge.header(struct.pack("<IIII", 1, 0, 2**32 - 1, 2**32 - 1)), HeaderError),
-    "tensors": (lambda: forge.header(forge.description(counts=(0, 1 << 20))), HeaderError),
+    "tensors": (lambda: forge.header(forge.description(counts=(0, 1 << 16))), HeaderError),
     "streams": (lambda: forge.header(streams=65535), LimitError),
 }
 
@@ -63,7 +63,7 @@ def test_no_memory_for_a_residual_that_is_not_there():
 
 
 def test_shapes_without_values_take_no_time_and_no_memory():
-    for shape in ((2**48, 0), (0, 2**48), (2**48, 2**8, 0)):
+    for shape in ((2**35, 0), (0, 2**48), (2**35, 2**21, 0)):
         found = lynxq.load(huge(shape))["k"]
         assert (found.shape, found.nbytes) == (shape, 0)
 

@@ -188,7 +188,11 @@ def test_empty_tensors_have_no_pages(shape):
 def test_caps():
     params = Params()
     assert Layout.of(params, (1,) * 16, "float32", token_axis=15).token_axis == 15
-    assert Layout.of(params, (1 << 48, 1 << 8), "float32", token_axis=0).elements == 1 << 56
+    assert Layout.of(params, (1 << 40, 1 << 16), "float32", token_axis=0).elements == 1 << 56
+    assert Layout.of(params, (1 << 48, 1 << 8), "float32", token_axis=1).shape[0] == 1 << 48
+    assert Layout.of(params, (1 << 48,), "float32", token_axis=0, valid_tokens=1 << 40).pages == 1 << 32
+    with pytest.raises(ShapeError, match="pages"):
+        Layout.of(params, ((1 << 40) + 1,), "float32", token_axis=0)
     for shape in ((), (1,) * 17, ((1 << 48) + 1,), (1 << 48, (1 << 8) + 1), (1 << 48, 1 << 48, 0), (-1,), (2, -3)):
         with pytest.raises(ShapeError):
             Layout.of(params, shape, "float32", token_axis=0)

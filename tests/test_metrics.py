@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lynxq
-from lynxq import attention, pieces
 from lynxq.errors import DTypeError, MissingResidualError, NonFiniteError, ParamsError, ShapeError
 from lynxq.metrics import (
     AttentionError,
     ErrorSums,
+    attention,
     attention_output_error,
     bits_per_element,
     centred_vnmse,
     max_error,
+    pieces,
     vnmse,
 )
 

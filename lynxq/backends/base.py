@@ -23,12 +23,13 @@ class Backend(ABC):
 
     Raw arrays hold the tensor in its own shape, with any strides, as ``uint16`` bit patterns (float16,
     bfloat16) or ``float32``. Streams are flat ``uint8`` arrays of exactly `Layout.stream_size` bytes.
+    `threads` is how many threads of the host may be used; results do not depend on it.
     """
 
     name: str
 
     @abstractmethod
-    def first_nonfinite(self, layout: Layout, x: Raw) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(self, layout: Layout, x: Raw, *, threads: int = 1) -> tuple[int, tuple[int, ...]] | None:
         """Count the NaN and infinite values among the valid tokens.
 
         Returns
@@ -38,7 +39,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes) -> None:
+    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes, *, threads: int = 1) -> None:
         """Write both streams, every byte of them.
 
         Parameters
@@ -51,7 +52,9 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def decode(self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType) -> None:
+    def decode(
+        self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType, *, threads: int = 1
+    ) -> None:
         """Write the reconstruction: the anchor decode without a residual, the full decode with one.
 
         Parameters
@@ -64,6 +67,9 @@ class Backend(ABC):
         dtype : DType
             Of the result, which need not be that of the encoded tensor.
         """
+
+    def warmup(self, *dtypes: DType) -> None:  # noqa: B027 - a backend that compiles nothing has nothing to do
+        """Make the first calls for some element types as fast as later ones."""
 
 
 class PagedMemory(NamedTuple):

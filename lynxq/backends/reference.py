@@ -96,7 +96,13 @@ class ReferenceBackend(Backend):
 
     name = "reference"
 
-    def first_nonfinite(self, layout: Layout, x: Raw) -> tuple[int, tuple[int, ...]] | None:
+    def first_nonfinite(
+        self,
+        layout: Layout,
+        x: Raw,
+        *,
+        threads: int = 1,  # noqa: ARG002 - one thread, whatever is asked for
+    ) -> tuple[int, tuple[int, ...]] | None:
         """Count non-finite values page by page; see `Backend.first_nonfinite`."""
         count, first = 0, None
         for page in range(layout.pages):
@@ -111,7 +117,15 @@ class ReferenceBackend(Backend):
                 count += found
         return None if first is None else (count, first)
 
-    def encode(self, layout: Layout, x: Raw, anchor: Bytes, residual: Bytes) -> None:
+    def encode(
+        self,
+        layout: Layout,
+        x: Raw,
+        anchor: Bytes,
+        residual: Bytes,
+        *,
+        threads: int = 1,  # noqa: ARG002 - one thread, whatever is asked for
+    ) -> None:
         """Encode page by page; see `Backend.encode`."""
         anchor.fill(0)
         residual.fill(0)
@@ -123,7 +137,16 @@ class ReferenceBackend(Backend):
                     raw = block.reshape(*block.shape[:2], layout.channels)
                     _encode_block(layout, raw, outer, high, low)
 
-    def decode(self, layout: Layout, anchor: Bytes, residual: Bytes | None, out: Raw, dtype: DType) -> None:
+    def decode(
+        self,
+        layout: Layout,
+        anchor: Bytes,
+        residual: Bytes | None,
+        out: Raw,
+        dtype: DType,
+        *,
+        threads: int = 1,  # noqa: ARG002 - one thread, whatever is asked for
+    ) -> None:
         """Decode page by page; see `Backend.decode`."""
         axes = layout.token_axis
         out[(slice(None),) * axes + (slice(layout.tokens, None),)] = 0

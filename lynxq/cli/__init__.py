@@ -12,7 +12,7 @@ from lynxq.cli import console, convert, evaluation, inspect
 
 app = typer.Typer(
     name="lynxq",
-    help="Progressive compression of KV caches: anchors to start decoding with, residuals that make them exact.",
+    help="Progressive compression of KV caches: anchors to start decoding with, residuals to refine them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -27,18 +27,19 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),  # noqa: ARG001 - acted on by its callback
 ) -> None:
-    pass
+    console.set_up()
 
 
-for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, evaluation.demo):
+for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
 
 
 def main() -> None:
     """Run the command line; errors that users can cause end in one line and exit code 1."""
+    console.set_up()
     try:
         app()
     except BrokenPipeError:

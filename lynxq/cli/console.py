@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
+from lynxq import backends
+from lynxq.container.atomic import same_file
 from lynxq.errors import LynxqError
 
 #: Results go to standard output, everything else to standard error. Names and messages are never markup.
-out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+out = Console(highlight=False, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+_LINE = 400
+_WIDTH = 160
+#: Seconds of preparation that are worth a word.
+_LONG = 3.0
+
+
+def set_up() -> None:
+    """Make both streams fit for any text, and lines long where no terminal limits them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller, who does not want to see anything
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for the rest of the run
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if not sys.stdout.isatty():
+        out.width = _WIDTH
+
+
+def plain(text: object) -> str:
+    """Text from a file or a name, on one line, cut, and with nothing in it that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    return shown if len(shown) <= _LINE else f"{shown[:_LINE]}…"
 
 
 class UsageError(LynxqError):
@@ -31,6 +58,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     callable
         Takes the number of bytes done since its last call.
     """
+    title = plain(title)
     if not err.is_terminal:
         yield lambda _: None
         err.print(f"{title}: {size(total)}", soft_wrap=True)
@@ -47,6 +75,16 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.advance(task, done)
 
 
+def prepare(*dtypes: str) -> None:
+    """Compile kernels before they are needed, and say so if it takes a while."""
+    begin = time.perf_counter()
+    with err.status("compiling kernels for this machine, once") if err.is_terminal else nullcontext():
+        backends.warmup(*dtypes)
+    seconds = time.perf_counter() - begin
+    if seconds > _LONG:
+        err.print(f"compiled kernels in {seconds:.0f} s; they are kept for the next time", soft_wrap=True)
+
+
 def size(nbytes: float) -> str:
     """Bytes for people: 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -56,11 +94,13 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def new_file(path: Path, *, force: bool) -> Path:
-    """A path to write to; raises `UsageError` if there is a file that is not to be replaced."""
+def new_file(path: Path, *, force: bool, source: Path) -> Path:
+    """A path to write to; raises `UsageError` if there is a file that is not to be replaced, or it is the source."""
     if path.exists() and not force:
         raise UsageError(f"{path} exists: pass --force to replace it")
-    if not path.parent.is_dir():
+    if same_file(path, source):
+        raise UsageError(f"{path} is the file that is read: write to another one")
+    if not path.absolute().parent.is_dir():
         raise UsageError(f"{path.parent} is not a folder")
     return path
 
@@ -78,4 +118,4 @@ def pairs(items: list[str]) -> dict[str, str]:
 
 def fail(message: str) -> None:
     """Print one line of error."""
-    err.print(Text("lynxq: ", style="bold red") + message, soft_wrap=True)
+    err.print(Text("lynxq: ", style="bold red") + plain(message), soft_wrap=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 import lynxq
 from lynxq import Params, naming
@@ -72,9 +72,11 @@ def encode(
     changes = {name: value for name, value in given.items() if value is not None}
     if anchor_bits is not None:
         changes |= {"anchor_bits": anchor_bits, "residual_bits": 8 - anchor_bits}
-    console.new_file(output, force=force)
-    residual = console.new_file(output.with_suffix(".residual.lynx"), force=force) if split else None
-    table = Table("tensor", "shape", "dtype", "preset", "anchor bits", "full bits", box=None)
+    console.new_file(output, force=force, source=source)
+    residual = None
+    if split:
+        residual = console.new_file(output.with_suffix(".residual.lynx"), force=force, source=source)
+    table = Table(Column("tensor", overflow="fold"), "shape", "dtype", "preset", "anchor bits", "full bits", box=None)
     with open_tensors(source) as file:
         metadata = {**file.metadata, **console.pairs(meta or [])}
         total = sum(file.nbytes(name) for name in file.names)
@@ -98,7 +100,7 @@ def encode(
                     raise
                 writer.add(name, encoded)
                 table.add_row(
-                    name,
+                    console.plain(name),
                     "×".join(map(str, encoded.shape)),
                     encoded.dtype,
                     chosen,
@@ -109,7 +111,7 @@ def encode(
     console.out.print(table)
     for path in (output, residual):
         if path is not None:
-            console.out.print(f"{path}: {console.size(path.stat().st_size)}", soft_wrap=True)
+            console.out.print(f"{console.plain(path)}: {console.size(path.stat().st_size)}", soft_wrap=True)
 
 
 def decode(
@@ -127,14 +129,15 @@ def decode(
 
     Example: lynxq decode kv.lynx -o kv.safetensors --tier anchor
     """
-    console.new_file(output, force=force)
+    console.new_file(output, force=force, source=source)
     name: Tier = tier.value
     with lynxq.open(source, residual=residual) as reader:
         tensors = {}
-        total = sum(tensor.nbytes(name) for tensor in reader.values())
+        total = sum(tensor.tier_size(name) for tensor in reader.values())
         with console.progress(f"decoding {source.name} ({name})", total) as advance:
             for key, tensor in reader.items():
                 tensors[key] = tensor.decode(name, dtype=dtype, backend=backend)
-                advance(tensor.nbytes(name))
+                advance(tensor.tier_size(name))
         save_tensors(output, tensors, reader.metadata)
-    console.out.print(f"{output}: {len(tensors)} tensors, {console.size(output.stat().st_size)}", soft_wrap=True)
+    size = console.size(output.stat().st_size)
+    console.out.print(f"{console.plain(output)}: {len(tensors)} tensors, {size}", soft_wrap=True)

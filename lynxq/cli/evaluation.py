@@ -55,7 +55,7 @@ def eval_(
 ) -> None:
     """Measure the error of several methods on the tensors of a file, keys and values apart.
 
-    Bits count everything that is stored. Example: lynxq eval kv.safetensors --methods pair,keys,int8
+    Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8
     """
     chosen = list(evaluate.METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
     with open_tensors(source) as file:
@@ -81,6 +81,7 @@ def demo() -> None:
         console.out.print(f"text: {file.metadata['text']}")
         console.out.print(f"{len(tensors)} tensors, {console.size(raw)} in bfloat16")
         path = Path(folder, "demo.lynx")
+        console.prepare("bfloat16")
         presets = {name: naming.preset_for(naming.kind_of(name)) for name in tensors}
         begin = time.perf_counter()
         encoded = {name: lynxq.encode(x, presets[name], token_axis=0) for name, x in tensors.items()}

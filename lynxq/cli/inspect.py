@@ -1,4 +1,4 @@
-"""``lynxq info`` and ``lynxq verify``."""
+"""``lynxq info``, ``lynxq verify`` and ``lynxq warmup``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 import lynxq
-from lynxq import Params
+from lynxq import Params, backends
 from lynxq.cli import console
 
 Container = Annotated[Path, typer.Argument(help="container (.lynx)", exists=True, dir_okay=False)]
 Residual = Annotated[Path | None, typer.Option(help="residual file of a split container", exists=True, dir_okay=False)]
 AllowTrailing = Annotated[bool, typer.Option("--allow-trailing", help="ignore what follows the last segment")]
+
+
+def warmup(
+    dtype: Annotated[list[str] | None, typer.Option(help="element type to prepare for; may be repeated")] = None,
+) -> None:
+    """Compile the kernels of this machine ahead, and show which backends there are.
+
+    Example: lynxq warmup --dtype bfloat16
+    """
+    console.prepare(*(dtype or ()))
+    for name, reason in backends.available().items():
+        console.out.print(f"{name}: {'ready' if reason is None else console.plain(reason)}", soft_wrap=True)
 
 
 def _preset(params: Params) -> str:
@@ -42,21 +54,25 @@ def info(
     """
     found = lynxq.describe(source, residual=residual, allow_trailing=allow_trailing)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False))
+        typer.echo(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=True))
         return
     state = "" if found["complete"] else ", cut off behind the anchors"
     console.out.print(
-        f"{source}: format {found['format']}, {console.size(found['bytes'])}, "
+        f"{console.plain(source)}: format {found['format']}, {console.size(found['bytes'])}, "
         f"{found['segments']} segment{'s' if found['segments'] != 1 else ''}{state}",
         soft_wrap=True,
     )
     for key, value in found["metadata"].items():
-        console.out.print(f"  {key}: {value}", soft_wrap=True)
-    table = Table("tensor", "shape", "dtype", "tokens from", "parameters", "anchor bits", "residual bits", box=None)
+        console.out.print(f"  {console.plain(key)}: {console.plain(value)}", soft_wrap=True)
+    table = Table(
+        Column("tensor", overflow="fold", min_width=12),
+        *("shape", "dtype", "tokens from", "parameters", "anchor bits", "residual bits"),
+        box=None,
+    )
     for name, tensor in found["tensors"].items():
         bits = tensor["bits_per_element"]
         table.add_row(
-            name,
+            console.plain(name),
             "×".join(map(str, tensor["shape"])),
             tensor["dtype"],
             str(tensor["first_token"]),
@@ -68,16 +84,17 @@ def info(
 
 
 def verify(source: Container, residual: Residual = None, allow_trailing: AllowTrailing = False) -> None:
-    """Compare every byte of a container with its checksums; exit code 1 if anything is damaged.
+    """Compare the headers and pages of a container with their checksums; exit code 1 if anything is damaged.
 
     Example: lynxq verify kv.lynx && cp kv.lynx backup/
     """
-    with lynxq.open(source, residual=residual, allow_trailing=allow_trailing) as reader:
-        total = reader.describe()["bytes"]
-        with console.progress(f"verifying {source.name}", total) as advance:
-            found = reader.verify(advance)
+    with (
+        lynxq.open(source, residual=residual, allow_trailing=allow_trailing) as reader,
+        console.progress(f"verifying {source.name}", reader.checked_size) as advance,
+    ):
+        found = reader.verify(advance)
     for error in found:
         console.fail(f"{type(error).__name__}: {error}")
     if found:
         raise typer.Exit(1)
-    console.out.print(f"{source}: all checksums match", soft_wrap=True)
+    console.out.print(f"{console.plain(source)}: all checksums match", soft_wrap=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import RawIOBase
 from typing import Any, BinaryIO
 
 from lynxq import arrays
-from lynxq.container.header import Header
+from lynxq.container.atomic import write_all
 from lynxq.container.segments import stored_layout
 from lynxq.encoded import Encoded
-from lynxq.errors import DTypeError, MissingResidualError
-from lynxq.frames import KINDS, Buffer, FrameHeader, checksum
+from lynxq.errors import DTypeError, MissingResidualError, WriterError
+from lynxq.format.frames import KINDS, Buffer, FrameHeader, checksum
+from lynxq.format.header import Header
 from lynxq.layout import Layout, Stream
 
 #: Reads (offset, size) of a stream while a segment is written.
@@ -20,10 +22,29 @@ Pages = Callable[[int, int], Buffer]
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to write: its layout and its streams."""
+    """A tensor to write: its layout, its streams, and the checksums of their pages where these are known."""
 
     layout: Layout
     streams: Mapping[Stream, Pages]
+    checksums: Mapping[Stream, Sequence[int]] = field(default_factory=dict)
+
+    def page(self, stream: Stream, page: int) -> Buffer:
+        """The bytes of one page."""
+        return self.streams[stream](self.layout.page_offset(stream, page), self.layout.page_size(stream, page))
+
+    def checksum(self, stream: Stream, page: int, payload: Buffer | None = None) -> int:
+        """Checksum of a page; raises `WriterError` if `payload` is not what a known checksum was made of."""
+        known = self.checksums.get(stream)
+        if known is None:
+            return checksum(self.page(stream, page) if payload is None else payload)
+        if payload is not None and checksum(payload) != known[page]:
+            raise WriterError(f"{stream} page {page} was damaged in a temporary file, or shared by two threads")
+        return known[page]
+
+    def page_checksums(self) -> dict[Stream, list[int]]:
+        """Checksums of all pages."""
+        pages = range(self.layout.pages)
+        return {stream: [checksum(self.page(stream, page)) for page in pages] for stream in self.streams}
 
 
 def _memory(data: Any) -> Pages:
@@ -68,25 +89,20 @@ def header_of(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None, 
     return Header.of(metadata or {}, {name: entry.layout for name, entry in entries.items()}, streams)
 
 
-def write_all(file: BinaryIO, data: Buffer) -> None:
-    """Write every byte, also to an unbuffered file, which may take a part at a time."""
-    view = memoryview(data)
-    while view:
-        written = file.write(view)
-        view = view[len(view) if written is None else written :]
-
-
-def write_streams(file: BinaryIO, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]) -> None:
+def write_streams(
+    file: BinaryIO | RawIOBase, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]
+) -> None:
     """Write the frames of some streams, tensor by tensor and page by page."""
+    anchors: dict[tuple[int, int], int] = {}
     for stream in streams:
         for index, entry in enumerate(entries.values()):
             for page in range(entry.layout.pages):
-                size = entry.layout.page_size(stream, page)
-                payload = entry.streams[stream](entry.layout.page_offset(stream, page), size)
-                anchor = 0
-                if stream != "anchor":
-                    place = entry.layout.page_offset("anchor", page), entry.layout.page_size("anchor", page)
-                    anchor = checksum(entry.streams["anchor"](*place))
-                frame = FrameHeader(KINDS[stream], index, page, size, checksum(payload), anchor, header.identity)
+                payload = entry.page(stream, page)
+                own, anchor = entry.checksum(stream, page, payload), 0
+                if stream == "anchor":
+                    anchors[index, page] = own
+                else:  # the anchors are written elsewhere if the container is split
+                    anchor = anchors.get((index, page)) or entry.checksum("anchor", page)
+                frame = FrameHeader(KINDS[stream], index, page, len(payload), own, anchor, header.identity)
                 write_all(file, frame.pack())
                 write_all(file, payload)

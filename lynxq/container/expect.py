@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from lynxq import dtypes
+from lynxq.arguments import instance, shown
 from lynxq.container.stored import StoredTensor
-from lynxq.errors import IdentityError
+from lynxq.errors import IdentityError, ParamsError
 from lynxq.params import Params
 
 
@@ -40,7 +42,20 @@ class Expect:
     dtype: str | None = None
     params: Params | Mapping[str, Params] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    names: frozenset[str] | set[str] | list[str] | tuple[str, ...] | None = None
+    names: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (("metadata", self.metadata), ("shapes", self.shapes)):
+            instance(what, value, Mapping, ParamsError)
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", dtypes.named(self.dtype).name)
+        if self.params is not None and not isinstance(self.params, Params | Mapping):
+            raise ParamsError(f"params must be a Params or a mapping of names to them, got {shown(self.params)}")
+        if isinstance(self.names, str):
+            raise ParamsError(f"names must be a collection of names, got the string {shown(self.names)}")
+        for shape in self.shapes.values():
+            if not isinstance(shape, tuple | list):
+                raise ParamsError(f"a shape must be a tuple of integers, got {shown(shape)}")
 
     def check(self, metadata: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
         """Raise `IdentityError` unless a container with this metadata and these tensors is as expected."""
@@ -62,4 +77,4 @@ class Expect:
 
 def _same(what: str, expected: object, found: object) -> None:
     if expected != found:
-        raise IdentityError(f"{what} must be {expected!r}, got {found!r}")
+        raise IdentityError(f"{what} must be {shown(expected)}, got {shown(found)}")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from types import TracebackType
 from typing import Any, Self
 
+from lynxq.arguments import instance, shown
 from lynxq.arrays import Array, Library
 from lynxq.container.expect import Expect
-from lynxq.container.header import VERSION
 from lynxq.container.segments import join, walk
 from lynxq.container.source import Readable, open_source
 from lynxq.container.stored import StoredTensor
-from lynxq.errors import ContainerError, IdentityError
+from lynxq.errors import ContainerError, MissingTensorError, ParamsError
+from lynxq.format.header import VERSION, framed_size
 from lynxq.layout import Tier
 
 
@@ -41,6 +43,8 @@ class Reader(Mapping[str, StoredTensor]):
         expect: Expect | None = None,
         allow_trailing: bool = False,
     ) -> None:
+        if expect is not None:
+            instance("expect", expect, Expect, ParamsError)
         self._sources = [open_source(source)]
         try:
             if residual is not None:
@@ -53,6 +57,7 @@ class Reader(Mapping[str, StoredTensor]):
             self.consumed = walks[0].consumed
             self.anchor_end = walks[0].anchor_end
             self.complete = all(each.complete for each in walks)
+            self._size = sum(each.consumed for each in walks)
             self.segments = len(self._segments)
             self._tensors = {
                 name: StoredTensor(name, index, self._segments) for index, name in enumerate(first.tensors)
@@ -64,6 +69,9 @@ class Reader(Mapping[str, StoredTensor]):
             raise
 
     def __getitem__(self, name: str) -> StoredTensor:
+        if name not in self._tensors:
+            have = shown(list(self._tensors))
+            raise MissingTensorError(f"the container has no tensor {shown(name)}, it has {have}")
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -88,13 +96,23 @@ class Reader(Mapping[str, StoredTensor]):
     def __repr__(self) -> str:
         return f"Reader({len(self)} tensors, {self.segments} segments, metadata={self.metadata})"
 
+    @property
+    def checked_size(self) -> int:
+        """Bytes of all frames that `verify` compares."""
+        return sum(
+            framed_size(layout, stream)
+            for segment in self._segments
+            for stream in segment.places
+            for layout in segment.header.tensors.values()
+        )
+
     def verify(self, progress: Callable[[int], None] | None = None) -> list[ContainerError]:
         """Compare every frame of the known streams with its checksums.
 
         Parameters
         ----------
         progress : callable, optional
-            Called with the number of bytes done since the last call.
+            Called with the number of bytes done since the last call, of `checked_size` in all.
 
         Returns
         -------
@@ -117,9 +135,7 @@ class Reader(Mapping[str, StoredTensor]):
         """What the container holds, as JSON types; only headers are read."""
         tensors = {}
         for name, tensor in self.items():
-            elements = 1
-            for length in tensor.shape:
-                elements *= length
+            elements = prod(tensor.shape)
             sizes = {"anchor": tensor.stream_size("anchor")}
             if tensor.has_residual:
                 sizes["residual"] = tensor.stream_size("residual")
@@ -135,7 +151,7 @@ class Reader(Mapping[str, StoredTensor]):
             }
         return {
             "format": f"{VERSION[0]}.{self.minor}",
-            "bytes": sum(segment.header.segment_size for segment in self._segments),
+            "bytes": self._size,
             "anchor_end": self.anchor_end,
             "complete": self.complete,
             "segments": self.segments,
@@ -194,7 +210,7 @@ def load(
     source: Readable,
     *,
     tier: Tier = "full",
-    names: list[str] | tuple[str, ...] | None = None,
+    names: Iterable[str] | None = None,
     residual: Readable | None = None,
     framework: Library = "numpy",
     dtype: object = None,
@@ -210,7 +226,7 @@ def load(
         As for :func:`open`.
     tier : {"full", "anchor"}
         With "anchor" no residual byte is read.
-    names : list of str, optional
+    names : iterable of str, optional
         The tensors to decode; all by default.
     framework : {"numpy", "torch"}
         Library of the results.
@@ -229,21 +245,26 @@ def load(
         If the full tier is asked for, and there is no residual stream.
     """
     with open(source, residual=residual, expect=expect, allow_trailing=allow_trailing) as reader:
-        for name in names or ():
-            if name not in reader:
-                raise IdentityError(f"the container has no tensor {name!r}, it has {', '.join(map(repr, reader))}")
+        if isinstance(names, str):
+            raise ParamsError(f"names must be a collection of names, got the string {shown(names)}")
+        chosen = [reader[name] for name in (reader if names is None else names)]
         return {
-            name: reader[name].decode(tier, dtype=dtype, framework=framework, backend=backend)
-            for name in (reader if names is None else names)
+            tensor.name: tensor.decode(tier, dtype=dtype, framework=framework, backend=backend) for tensor in chosen
         }
 
 
-def describe(source: Readable, *, residual: Readable | None = None, allow_trailing: bool = False) -> dict[str, Any]:
+def describe(
+    source: Readable,
+    *,
+    residual: Readable | None = None,
+    expect: Expect | None = None,
+    allow_trailing: bool = False,
+) -> dict[str, Any]:
     """What a container holds, as JSON types, without reading or decoding any data.
 
     Parameters
     ----------
-    source, residual, allow_trailing
+    source, residual, expect, allow_trailing
         As for :func:`open`.
 
     Returns
@@ -251,5 +272,5 @@ def describe(source: Readable, *, residual: Readable | None = None, allow_traili
     dict
         Format version, sizes, metadata, and for every tensor its shape, dtype, parameters and sizes in bytes.
     """
-    with open(source, residual=residual, allow_trailing=allow_trailing) as reader:
+    with open(source, residual=residual, expect=expect, allow_trailing=allow_trailing) as reader:
         return reader.describe()

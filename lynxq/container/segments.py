@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from lynxq.container.header import MAGIC, PREAMBLE_SIZE, Header, Preamble
+from lynxq.arguments import shown
 from lynxq.container.source import Source
 from lynxq.errors import (
     MissingAnchorError,
@@ -15,7 +15,8 @@ from lynxq.errors import (
     TrailingBytesError,
     TruncatedError,
 )
-from lynxq.frames import KINDS
+from lynxq.format.frames import KINDS
+from lynxq.format.header import MAGIC, PREAMBLE_SIZE, Header, Preamble
 from lynxq.layout import Layout, Stream
 
 
@@ -37,15 +38,20 @@ class Segment:
 
 @dataclass(frozen=True)
 class Walk:
-    """The segments of one source, the bytes they span, and whether the source has all of these.
+    """The segments of one source, where each ends, and whether the source has all of their bytes.
 
     The first `anchor_end` bytes are the shortest prefix that every anchor can be decoded from.
     """
 
     segments: tuple[Segment, ...]
-    consumed: int
+    ends: tuple[int, ...]
     anchor_end: int
     complete: bool
+
+    @property
+    def consumed(self) -> int:
+        """Where the last segment ends."""
+        return self.ends[-1]
 
 
 def walk(source: Source, *, allow_trailing: bool) -> Walk:
@@ -54,37 +60,52 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
     Raises
     ------
     TruncatedError
-        If a header or the anchors of a segment are not all there.
+        If a header or the anchors of a segment are not all there. With `allow_trailing` a segment after the first
+        that is cut off so early counts as trailing bytes.
     TrailingBytesError
         If something else than a segment follows a segment, unless `allow_trailing`.
     ContainerError
         For anything that is wrong with a header.
     """
     segments: list[Segment] = []
+    ends: list[int] = []
     offset = anchor_end = 0
     while not segments or offset < source.size:
         if segments and bytes(source.read(offset, min(len(MAGIC), source.size - offset), "magic bytes")) != MAGIC:
             if allow_trailing:
                 break
             raise TrailingBytesError(f"{source.size - offset} bytes follow the last segment, at offset {offset}")
-        preamble = Preamble.unpack(source.read(offset, min(PREAMBLE_SIZE, source.size - offset), "a preamble"))
-        rest = source.read(offset + PREAMBLE_SIZE, preamble.header_size - PREAMBLE_SIZE, "a segment header")
-        header = Header.unpack(preamble, rest)
-        places = {}
-        for stream, kind in KINDS.items():
-            begin = header.stream_offset(kind)
-            if begin is not None:
-                places[stream] = Place(source, offset + begin)
-        if "anchor" in places:
-            end = places["anchor"].offset + dict(header.streams)[KINDS["anchor"]]
-            if end > source.size:
-                raise TruncatedError("the anchor stream of a segment", end, source.size)
-            anchor_end = end
-        segments.append(Segment(header, places))
-        offset += header.segment_size
+        try:
+            segment = _segment(source, offset)
+        except TruncatedError:
+            if segments and allow_trailing:
+                break
+            raise
+        segments.append(segment)
+        if "anchor" in segment.places:
+            anchor_end = segment.places["anchor"].offset + dict(segment.header.streams)[KINDS["anchor"]]
+        offset += segment.header.segment_size
+        ends.append(offset)
     for before, after in pairwise(segments):
         check_continues(before.header, after.header)
-    return Walk(tuple(segments), offset, anchor_end, offset <= source.size)
+    return Walk(tuple(segments), tuple(ends), anchor_end, offset <= source.size)
+
+
+def _segment(source: Source, offset: int) -> Segment:
+    """The segment that begins at an offset; its anchors must be there."""
+    preamble = Preamble.unpack(source.read(offset, min(PREAMBLE_SIZE, source.size - offset), "a preamble"))
+    rest = source.read(offset + PREAMBLE_SIZE, preamble.header_size - PREAMBLE_SIZE, "a segment header")
+    header = Header.unpack(preamble, rest)
+    places = {}
+    for stream, kind in KINDS.items():
+        begin = header.stream_offset(kind)
+        if begin is not None:
+            places[stream] = Place(source, offset + begin)
+    if "anchor" in places:
+        end = places["anchor"].offset + dict(header.streams)[KINDS["anchor"]]
+        if end > source.size:
+            raise TruncatedError("the anchor stream of a segment", end, source.size)
+    return Segment(header, places)
 
 
 def join(anchors: Walk, residuals: Walk | None) -> tuple[Segment, ...]:
@@ -117,9 +138,11 @@ def join(anchors: Walk, residuals: Walk | None) -> tuple[Segment, ...]:
 def check_continues(before: Header, after: Header) -> None:
     """Raise `SegmentError` unless `after` holds the next token range of the tensors of `before`."""
     if list(before.tensors) != list(after.tensors):
-        raise SegmentError(f"a segment must have tensors {list(before.tensors)}, got {list(after.tensors)}")
+        raise SegmentError(
+            f"a segment must have tensors {shown(list(before.tensors))}, got {shown(list(after.tensors))}"
+        )
     if before.metadata != after.metadata:
-        raise SegmentError(f"a segment must have metadata {before.metadata}, got {after.metadata}")
+        raise SegmentError(f"a segment must have metadata {shown(before.metadata)}, got {shown(after.metadata)}")
     for name, first in before.tensors.items():
         second = after.tensors[name]
         for what, expected, found in (

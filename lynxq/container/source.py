@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import mmap
+import operator
 import os
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary
 
 from lynxq.arguments import shown
-from lynxq.errors import ContainerError, TruncatedError
-from lynxq.frames import Buffer
+from lynxq.errors import SourceError, TruncatedError
+from lynxq.format.frames import Buffer
 
 #: What a container is opened from.
 Readable = str | os.PathLike[str] | BinaryIO | Buffer
@@ -28,14 +30,19 @@ class Source(ABC):
     @abstractmethod
     def _read(self, offset: int, size: int) -> memoryview: ...
 
+    _closed = False
+
     def read(self, offset: int, size: int, what: str) -> memoryview:
         """The `size` bytes at `offset`; raises `TruncatedError` if there are fewer."""
+        if self._closed:
+            raise SourceError(f"{what} cannot be read: the container is closed")
         if offset + size > self.size:
             raise TruncatedError(what, offset + size, self.size)
         return self._read(offset, size)
 
-    def close(self) -> None:  # noqa: B027 - most sources own nothing
-        """Give back what was opened here; views handed out before may become invalid."""
+    def close(self) -> None:
+        """Give back what was opened here; pages handed out before live on."""
+        self._closed = True
 
 
 class BufferSource(Source):
@@ -48,12 +55,21 @@ class BufferSource(Source):
     def _read(self, offset: int, size: int) -> memoryview:
         return self._view[offset : offset + size]
 
+    def close(self) -> None:
+        """Let go of the buffer."""
+        super().close()
+        self._view = memoryview(b"")
+
 
 class MappedSource(Source):
     """A file, mapped read-only: only the pages that are read are loaded."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        with Path(path).open("rb") as file:
+        try:
+            file = Path(path).open("rb")  # noqa: SIM115 - closed below
+        except ValueError as error:  # a NUL in the path
+            raise SourceError(f"{shown(os.fspath(path))} is not a path: {error}") from None
+        with file:
             self.size = os.fstat(file.fileno()).st_size
             # An empty file cannot be mapped.
             self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else None
@@ -64,8 +80,8 @@ class MappedSource(Source):
 
     def close(self) -> None:
         """Close the mapping, unless a page of it is still in use; then it closes with the last such page."""
+        super().close()
         self._view = memoryview(b"")
-        self.size = 0
         if self._map is not None:
             try:
                 self._map.close()
@@ -73,16 +89,30 @@ class MappedSource(Source):
                 self._map = None
 
 
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def _lock_of(file: BinaryIO) -> threading.Lock:
+    """The lock of a file object, the same for all who read it: seeking and reading are two steps."""
+    with _locks_lock:
+        try:
+            return _locks.setdefault(file, threading.Lock())
+        except TypeError:  # it cannot be referred to weakly
+            return threading.Lock()
+
+
 class FileSource(Source):
     """A seekable binary file object, which stays the caller's: it is not closed here."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = _lock_of(file)
         try:
-            self.size = file.seek(0, io.SEEK_END)
-        except (AttributeError, OSError, ValueError) as error:
-            raise ContainerError(f"a container must be read from a seekable file, got {file!r}: {error}") from None
+            with self._lock:
+                self.size = operator.index(file.seek(0, io.SEEK_END))
+        except (AttributeError, OSError, TypeError, ValueError) as error:
+            raise SourceError(f"a container must be read from a seekable file, got {file!r}: {error}") from None
 
     def _read(self, offset: int, size: int) -> memoryview:
         parts = bytearray()
@@ -91,7 +121,7 @@ class FileSource(Source):
             while len(parts) < size:
                 part = self._file.read(size - len(parts))
                 if not isinstance(part, bytes | bytearray | memoryview):
-                    raise ContainerError(f"a container must be read from a binary file, got {type(part).__name__}")
+                    raise SourceError(f"a container must be read from a binary file, got {type(part).__name__}")
                 if not part:
                     raise TruncatedError("a read of the file", offset + size, offset + len(parts))
                 parts += part
@@ -99,11 +129,11 @@ class FileSource(Source):
 
 
 def open_source(source: Readable) -> Source:
-    """The `Source` of a path, a buffer or a file object; raises `ContainerError` for anything else."""
+    """The `Source` of a path, a buffer or a file object; raises `SourceError` for anything else."""
     if isinstance(source, str | os.PathLike):
         return MappedSource(source)
     with suppress(TypeError, ValueError):  # buffers first, since a mapping is a file object as well
         return BufferSource(source)  # type: ignore[arg-type]
     if hasattr(source, "read") and hasattr(source, "seek"):
         return FileSource(source)  # type: ignore[arg-type]
-    raise ContainerError(f"a container must be a path, bytes or a binary file, got {shown(source)}")
+    raise SourceError(f"a container must be a path, bytes or a binary file, got {shown(source)}")

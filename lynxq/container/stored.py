@@ -12,11 +12,11 @@ from lynxq import arrays, dtypes
 from lynxq.arguments import choice, integer, span
 from lynxq.arrays import Array, Library
 from lynxq.codec import decode_anchor, decode_full
-from lynxq.container.header import frame_offset
 from lynxq.container.segments import Segment
 from lynxq.encoded import Encoded
-from lynxq.errors import MissingResidualError
-from lynxq.frames import HEADER_SIZE, KINDS, FrameHeader
+from lynxq.errors import MissingResidualError, ShapeError
+from lynxq.format.frames import HEADER_SIZE, KINDS, FrameHeader
+from lynxq.format.header import frame_offset
 from lynxq.layout import Layout, Stream, Tier
 from lynxq.params import Params
 
@@ -97,19 +97,40 @@ class StoredTensor:
         """Whether the container declares a residual stream; a truncated one may not have all of it."""
         return all("residual" in part.segment.places for part in self._parts)
 
-    def nbytes(self, tier: Tier = "full") -> int:
+    def tier_size(self, tier: Tier) -> int:
         """Bytes that a decode of a tier reads, frame headers left out."""
+        choice("tier", tier, Tier)
         streams: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
         return sum(self.stream_size(stream) for stream in streams)
 
     def stream_size(self, stream: Stream) -> int:
         """Bytes of the tensor's pages of one stream, without frame headers."""
+        choice("stream", stream, Stream)
         return sum(part.layout.stream_size(stream) for part in self._parts)
 
     def __repr__(self) -> str:
         return f"StoredTensor({self.name!r}, shape={self.shape}, dtype={self.dtype}, segments={self.segments})"
 
+    def _part(self, segment: int | None) -> _Part:
+        """The part in a segment; None will do if there is but one."""
+        if segment is None and self.segments > 1:
+            raise ShapeError(f"{self.name!r} has {self.segments} segments: say which one")
+        return self._parts[integer("segment", segment or 0, 0, self.segments - 1)]
+
     # --- frames ------------------------------------------------------------------------------------
+
+    def _place(self, part: _Part, stream: Stream, page: int) -> int:
+        """Where a frame begins in its source."""
+        before = part.segment.header.tensor_offsets[stream][self.name]
+        return part.segment.places[stream].offset + before + frame_offset(part.layout, stream, page)
+
+    def _anchor_checksum(self, part: _Part, page: int) -> int:
+        """Checksum of an anchor page, from its frame's header alone."""
+        source = part.segment.places["anchor"].source
+        frame = FrameHeader.unpack(source.read(self._place(part, "anchor", page), HEADER_SIZE, "a frame header"))
+        size = part.layout.page_size("anchor", page)
+        frame.check_place(KINDS["anchor"], self._index, page, size, part.segment.header.identity)
+        return frame.payload
 
     def _frames(
         self, part: _Part, stream: Stream, start: int, stop: int
@@ -117,16 +138,15 @@ class StoredTensor:
         """Frames of the pages from `start` to before `stop`, headers checked, payloads not yet."""
         if stream not in part.segment.places:
             raise MissingResidualError(f"the container holds no residual of {self.name!r}")
-        place, header = part.segment.places[stream], part.segment.header
-        base = place.offset + header.tensor_offsets[stream][self.name]
         first = frame_offset(part.layout, stream, start)
         size = frame_offset(part.layout, stream, stop) - first
-        frames = place.source.read(base + first, size, f"the {stream} stream of {self.name!r}")
+        source, begin = part.segment.places[stream].source, self._place(part, stream, start)
+        frames = source.read(begin, size, f"the {stream} stream of {self.name!r}")
         for page in range(start, stop):
             offset = frame_offset(part.layout, stream, page) - first
             frame = FrameHeader.unpack(frames[offset : offset + HEADER_SIZE])
             length = part.layout.page_size(stream, page)
-            frame.check_place(KINDS[stream], self._index, page, length, header.identity)
+            frame.check_place(KINDS[stream], self._index, page, length, part.segment.header.identity)
             yield page, frame, frames[offset + HEADER_SIZE : offset + HEADER_SIZE + length]
 
     def _gather(self, part: _Part, tier: Tier, start: int, stop: int) -> Encoded:
@@ -152,7 +172,7 @@ class StoredTensor:
             streams[stream] = target
         return Encoded(layout, streams["anchor"], streams.get("residual"))
 
-    def page(self, stream: Stream, page: int, *, segment: int = 0) -> memoryview:
+    def page(self, stream: Stream, page: int, *, segment: int | None = None) -> memoryview:
         """One page as it lies in the container, checked and not copied.
 
         Parameters
@@ -160,8 +180,8 @@ class StoredTensor:
         stream : {"anchor", "residual"}
         page : int
             Page number in its segment.
-        segment : int
-            Segment number.
+        segment : int, optional
+            Segment number; it must be given if there are several.
 
         Returns
         -------
@@ -170,12 +190,12 @@ class StoredTensor:
             reader is open.
         """
         choice("stream", stream, Stream)
-        part = self._parts[integer("segment", segment, 0, self.segments - 1)]
+        part = self._part(segment)
         page = integer("page", page, 0, part.layout.pages - 1)
         _, frame, payload = next(self._frames(part, stream, page, page + 1))
         frame.check_payload(payload)
         if stream == "residual":
-            frame.check_anchor(next(self._frames(part, "anchor", page, page + 1))[1].payload)
+            frame.check_anchor(self._anchor_checksum(part, page))
         return payload
 
     def check(self, stream: Stream, segment: int) -> Iterator[int]:
@@ -187,29 +207,27 @@ class StoredTensor:
             At the first thing that is wrong.
         """
         part = self._parts[segment]
-        anchors = {}
-        if stream == "residual":
-            anchors = {page: frame.payload for page, frame, _ in self._frames(part, "anchor", 0, part.layout.pages)}
-        for page, frame, payload in self._frames(part, stream, 0, part.layout.pages):
-            frame.check_payload(payload)
-            if stream == "residual":
-                frame.check_anchor(anchors[page])
-            yield HEADER_SIZE + len(payload)
+        for page in range(part.layout.pages):
+            for _, frame, payload in self._frames(part, stream, page, page + 1):
+                frame.check_payload(payload)
+                if stream == "residual":
+                    frame.check_anchor(self._anchor_checksum(part, page))
+                yield HEADER_SIZE + len(payload)
 
     # --- decoding ----------------------------------------------------------------------------------
 
-    def encoded(self, tier: Tier = "full", *, segment: int = 0) -> Encoded:
+    def encoded(self, tier: Tier = "full", *, segment: int | None = None) -> Encoded:
         """The streams of one segment, checked, as an `Encoded` with numpy streams.
 
         Parameters
         ----------
         tier : {"anchor", "full"}
             With "anchor" the residual is neither read nor needed.
-        segment : int
-            Segment number.
+        segment : int, optional
+            Segment number; it must be given if there are several.
         """
         choice("tier", tier, Tier)
-        part = self._parts[integer("segment", segment, 0, self.segments - 1)]
+        part = self._part(segment)
         return self._gather(part, tier, 0, part.layout.pages)
 
     def decode(

@@ -6,11 +6,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from io import RawIOBase
+from itertools import islice
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from lynxq.container.atomic import PathLike, extending, replacing, sync
+from lynxq.arguments import shown
+from lynxq.container.atomic import PathLike, extending, replacing, same_file, sync, write_all
 from lynxq.container.entries import (
     Entry,
     Pages,
@@ -18,15 +22,25 @@ from lynxq.container.entries import (
     entries_of,
     entry_of,
     header_of,
-    write_all,
     write_streams,
 )
-from lynxq.container.header import PREAMBLE_SIZE, Header
+from lynxq.container.expect import Expect
+from lynxq.container.reader import Reader
 from lynxq.container.segments import Walk, check_continues, join, walk
 from lynxq.container.source import MappedSource
 from lynxq.encoded import Encoded
-from lynxq.errors import ContainerError, MissingResidualError, SegmentError, TruncatedError
-from lynxq.frames import KINDS, STREAMS
+from lynxq.errors import (
+    LimitError,
+    MissingResidualError,
+    ResidualMismatchError,
+    SegmentError,
+    SourceError,
+    TruncatedError,
+    WriterError,
+)
+from lynxq.format.description import MAX_TENSORS
+from lynxq.format.frames import KINDS, STREAMS
+from lynxq.format.header import PREAMBLE_SIZE, Header
 from lynxq.layout import Stream
 
 #: What a container is saved to.
@@ -62,6 +76,8 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
     if isinstance(target, str | os.PathLike):
         _replace([(target, streams)], entries, metadata)
         return
+    if not hasattr(target, "write"):
+        raise SourceError(f"a container must be saved to a path or a binary file, got {shown(target)}")
     header = header_of(entries, metadata, streams)
     write_all(target, header.pack())
     write_streams(target, header, entries, streams)
@@ -69,8 +85,8 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
 
 def _split(anchor: PathLike, residual: PathLike) -> list[tuple[PathLike, tuple[Stream, ...]]]:
     """The files of a split container and the streams of each."""
-    if Path(anchor).absolute() == Path(residual).absolute():
-        raise ContainerError(f"anchor and residual must be two files, got {os.fspath(anchor)!r} for both")
+    if same_file(anchor, residual):
+        raise WriterError(f"anchor and residual must be two files, got {shown(anchor)} and {shown(residual)}")
     return [(anchor, ("anchor",)), (residual, ("residual",))]
 
 
@@ -121,6 +137,7 @@ def append(
     tensors: Mapping[str, Encoded],
     *,
     residual: PathLike | None = None,
+    expect: Expect | None = None,
     allow_trailing: bool = False,
 ) -> None:
     """Add the next token range of a container's tensors as a further segment.
@@ -138,6 +155,8 @@ def append(
         one stored (``encode(..., first_token=...)``).
     residual : path, optional
         The residual file of a split container.
+    expect : Expect, optional
+        What the container must be before anything is added, such as of which model.
     allow_trailing : bool
         Overwrite what follows the last segment, such as what an append left that was cut off by a crash.
 
@@ -150,15 +169,24 @@ def append(
     """
     entries = entries_of(tensors)
     paths = [path] if residual is None else [path for path, _ in _split(path, residual)]
+    if expect is not None:
+        Reader(path, residual=residual, expect=expect, allow_trailing=allow_trailing).close()
     walks = [_whole(each, allow_trailing=allow_trailing) for each in paths]
     last = join(walks[0], walks[1] if residual is not None else None)[-1]
     streams = tuple(last.places)
     if streams != common_streams(entries):
         raise SegmentError(f"a segment must have the streams {streams}, got {common_streams(entries)}")
+    ahead = len(walks[-1].segments) - len(walks[0].segments)
+    if ahead > 1:
+        raise ResidualMismatchError(
+            f"the residual file is {ahead} segments ahead of the anchor file: one is from elsewhere"
+        )
+    # A crash may have left the residual file one segment ahead, which is then cut off.
+    ends = [each.ends[len(walks[0].segments) - 1] for each in walks]
     headers = [header_of(entries, last.header.metadata, tuple(each.segments[-1].places)) for each in walks]
     check_continues(last.header, headers[0])
     with ExitStack() as stack:
-        files = [stack.enter_context(extending(p, w.consumed)) for p, w in zip(paths, walks, strict=True)]
+        files = [stack.enter_context(extending(path, end)) for path, end in zip(paths, ends, strict=True)]
         begins = [_write_tail(file, header, entries) for file, header in zip(files, headers, strict=True)]
         # The residual file first: until the anchor file has the segment too, a reader ignores it there.
         for file, header, begin in reversed(list(zip(files, headers, begins, strict=True))):
@@ -179,7 +207,7 @@ def _whole(path: PathLike, *, allow_trailing: bool) -> Walk:
     return result
 
 
-def _write_tail(file: BinaryIO, header: Header, entries: Mapping[str, Entry]) -> int:
+def _write_tail(file: RawIOBase, header: Header, entries: Mapping[str, Entry]) -> int:
     """Write all of a segment but its preamble, zeros in its place; returns where the segment begins."""
     begin = file.tell()
     write_all(file, bytes(PREAMBLE_SIZE) + header.pack()[PREAMBLE_SIZE:])
@@ -224,9 +252,10 @@ class Writer:
         self._residual = residual
         if residual is not None:
             _split(path, residual)
-        self._metadata = dict(metadata or {})
+        self._metadata = metadata or {}
         self._entries: dict[str, Entry] = {}
         header_of({}, self._metadata, ["anchor"])  # metadata that cannot be written is refused before any work
+        self._lock = Lock()
         self._stack = ExitStack()
         self._spools = {stream: self._spool() for stream in KINDS}
         self._open = True
@@ -235,38 +264,43 @@ class Writer:
         return self._stack.enter_context(tempfile.TemporaryFile(dir=Path(self._path).parent))
 
     def add(self, name: str, encoded: Encoded) -> None:
-        """Add a tensor; names must differ, and all tensors or none must have a residual."""
-        self._check_open()
-        if name in self._entries:
-            raise ContainerError(f"tensor names must differ, got {name!r} twice")
+        """Add a tensor; names must differ, and all tensors or none must have a residual. Threads may share a writer."""
         entry = entry_of(name, encoded)
-        common_streams({**dict(list(self._entries.items())[:1]), name: entry})
+        checksums = entry.page_checksums()  # of the caller's memory: they cover the way through the temporary files
         header_of({name: entry}, {}, ["anchor"])  # a name that cannot be written is refused here
-        spooled: dict[Stream, Pages] = {}
-        for stream, pages in entry.streams.items():
-            file = self._spools[stream]
-            base = file.seek(0, os.SEEK_END)
-            write_all(file, pages(0, entry.layout.stream_size(stream)))
-            spooled[stream] = _spooled(file, base)
-        self._entries[name] = Entry(entry.layout, spooled)
+        with self._lock:
+            self._check_open()
+            if name in self._entries:
+                raise WriterError(f"tensor names must differ, got {shown(name)} twice")
+            if len(self._entries) == MAX_TENSORS:
+                raise LimitError(f"tensors must be at most {MAX_TENSORS}, {shown(name)} is one more")
+            common_streams({**dict(islice(self._entries.items(), 1)), name: entry})
+            spooled: dict[Stream, Pages] = {}
+            for stream, pages in entry.streams.items():
+                file = self._spools[stream]
+                base = file.seek(0, os.SEEK_END)
+                write_all(file, pages(0, entry.layout.stream_size(stream)))
+                spooled[stream] = _spooled(file, base)
+            self._entries[name] = Entry(entry.layout, spooled, checksums)
 
     def close(self) -> None:
         """Put the container together and move it to its place."""
-        self._check_open()
-        self._open = False
-        with self._stack:
+        with self._lock, self._stack:
+            self._check_open()
+            self._open = False
             streams = common_streams(self._entries)
             files = [(self._path, streams)] if self._residual is None else _split(self._path, self._residual)
             _replace(files, self._entries, self._metadata)
 
     def abort(self) -> None:
         """Drop everything; the target is as it was."""
-        self._open = False
-        self._stack.close()
+        with self._lock:
+            self._open = False
+            self._stack.close()
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ContainerError("the writer is closed")
+            raise WriterError("the writer is closed")
 
     def __enter__(self) -> Self:
         return self

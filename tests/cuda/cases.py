@@ -113,7 +113,18 @@ CASES: dict[str, Case] = {
 }
 
 #: A few that between them reach every kernel file, for slow ways to run them.
-FEW = ("keys", "keys float32", "values", "mean", "channel mean", "chunk 3", "channel run 3", "odd channels", "3+5")
+FEW = (
+    "keys",
+    "keys float32",
+    "values",
+    "mean",
+    "channel mean",
+    "chunk 3",
+    "channel run 3",
+    "odd channels",
+    "3+5",
+    "mean float32",
+)
 
 
 def run(backend: Backend, case: Case, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:

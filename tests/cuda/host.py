@@ -27,8 +27,8 @@ from tests.cuda import ptx
 
 SHIM = Path(__file__).parent / "shim"
 KERNELS = nvrtc.KERNELS
-#: -ffp-contract=off: some hosts would fuse a product and a sum, which CUDA's intrinsics never do. -fno-gnu-unique: shared
-#: memory is static in inline functions, which all libraries of a process would have in common.
+#: -ffp-contract=off: some hosts would fuse a product and a sum, which CUDA's intrinsics never do. -fno-gnu-unique:
+#: shared memory is static in inline functions, which all libraries of a process would have in common.
 FLAGS = [
     *("-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-math", "-U_FORTIFY_SOURCE", "-fPIC", "-shared"),
     *(

@@ -99,10 +99,6 @@ __device__ __forceinline__ u32 narrow_range(float value) {
     return __float_as_uint(value) >> 16;
 }
 
-// numpy's minimum and maximum on x86, for values that are not NaN: of two zeros the second one counts.
-__device__ __forceinline__ float lesser(float a, float b) { return a < b ? a : b; }
-__device__ __forceinline__ float greater(float a, float b) { return a > b ? a : b; }
-
 // Keeps a decoded value within what the array's type can hold.
 __device__ __forceinline__ float saturate(float value) {
     if (ARRAY_TYPE == VALUE_TYPE || ARRAY_TYPE == FLOAT32) return value;
@@ -115,7 +111,10 @@ struct Scale {
     float mu, sigma;
 };
 
-__device__ __forceinline__ float middle(float lo, float hi) { return __fadd_rn(__fmul_rn(lo, 0.5f), __fmul_rn(hi, 0.5f)); }
+// Never -0, so that no comparison meets two zeros of different sign.
+__device__ __forceinline__ float middle(float lo, float hi) {
+    return __fadd_rn(__fadd_rn(__fmul_rn(lo, 0.5f), __fmul_rn(hi, 0.5f)), 0.0f);
+}
 
 __device__ __forceinline__ float half_range(float lo, float hi) { return __fsub_rn(__fmul_rn(hi, 0.5f), __fmul_rn(lo, 0.5f)); }
 
@@ -126,6 +125,11 @@ __device__ __forceinline__ float float_sigma(float dev) { return dev > 0.0f ? fm
 __device__ __forceinline__ float step_of(float lo, float hi) { return fmaxf(__fdiv_rn(half_range(lo, hi), STEPS), MIN_STEP); }
 
 __device__ __forceinline__ float unit_of(float step) { return MEAN_CENTER ? step : __fmul_rn(step, 0.5f); }
+
+// μ̂ of whole steps; at the end of a range it can round to more than the largest float32, which it then is.
+__device__ __forceinline__ float center_of(float middle, float mu, float step) {
+    return fminf(fmaxf(__fadd_rn(middle, __fmul_rn(mu, step)), -MAX_FLOAT), MAX_FLOAT);
+}
 
 // Centre and scale as the decoder sees them, from the range of the run and what is stored of them (METADATA 0: nothing).
 __device__ __forceinline__ Scale stored_scale(float lo, float hi, float mu, float sigma) {
@@ -138,7 +142,7 @@ __device__ __forceinline__ Scale stored_scale(float lo, float hi, float mu, floa
         scale.sigma = sigma;
     } else {
         const float step = step_of(lo, hi);
-        scale.mu = __fadd_rn(middle(lo, hi), __fmul_rn(mu, step));
+        scale.mu = center_of(middle(lo, hi), mu, step);
         scale.sigma = fminf(__fmul_rn(sigma, unit_of(step)), MAX_FLOAT);
     }
     return scale;
@@ -148,7 +152,7 @@ __device__ __forceinline__ Scale stored_scale(float lo, float hi, float mu, floa
 __device__ __forceinline__ Scale quantize_scale(float run_lo, float run_hi, float lo, float hi, float mean) {
     Scale stored;
     float mu = middle(lo, hi);
-    if (MEAN_CENTER && !(half_range(run_lo, run_hi) > LARGE)) mu = lesser(greater(mean, lo), hi);
+    if (MEAN_CENTER && !(half_range(run_lo, run_hi) > LARGE)) mu = fminf(fmaxf(__fadd_rn(mean, 0.0f), lo), hi);
     if (METADATA == 4) {
         stored.mu = mu;
         stored.sigma = float_sigma(deviation(lo, hi, mu));
@@ -156,7 +160,7 @@ __device__ __forceinline__ Scale quantize_scale(float run_lo, float run_hi, floa
     }
     const float center = middle(run_lo, run_hi), step = step_of(run_lo, run_hi), unit = unit_of(step);
     stored.mu = fminf(fmaxf(rintf(__fdiv_rn(__fsub_rn(mu, center), step)), -STEPS), STEPS);
-    const float dev = deviation(lo, hi, __fadd_rn(center, __fmul_rn(stored.mu, step)));
+    const float dev = deviation(lo, hi, center_of(center, stored.mu, step));
     float sigma = ceilf(__fdiv_rn(dev, unit));
     if (__fmul_rn(sigma, unit) < dev) sigma = __fadd_rn(sigma, 1.0f);
     stored.sigma = fminf(sigma, MOST_UNITS);
@@ -168,7 +172,5 @@ __device__ __forceinline__ float reciprocal(float sigma) { return sigma > 0.0f ?
 // μ̂ + factor · σ̂, kept within the range of the run.
 __device__ __forceinline__ float reconstruct(float factor, const Scale& scale, float lo, float hi) {
     const float value = __fadd_rn(scale.mu, __fmul_rn(factor, scale.sigma));
-    // Only a stored float32 centre can be -0, and only then the choice between two zeros shows.
-    if (METADATA == 4) return lesser(greater(value, lo), hi);
     return fminf(fmaxf(value, lo), hi);
 }

@@ -76,7 +76,7 @@ class FrameHeader:
     anchor : int
         Checksum of the payload of the anchor frame that this frame refines; 0 in an anchor frame.
     segment : int
-        Identity of the segment's description, see `lynxq.container.header`.
+        Identity of the segment's description, see `lynxq.format.header`.
     """
 
     kind: int

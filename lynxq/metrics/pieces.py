@@ -1,6 +1,6 @@
 """Arrays of floats of any library and dtype, read piece by piece in float64.
 
-What :mod:`lynxq.metrics` and :mod:`lynxq.attention` stand on. The codec does not use it: it never converts.
+What :mod:`lynxq.metrics` and :mod:`lynxq.metrics.attention` stand on. The codec does not use it: it never converts.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from lynxq.container.description import pack_description, sorted_metadata, unpack_description
 from lynxq.errors import (
     HeaderChecksumError,
     HeaderError,
@@ -19,8 +18,9 @@ from lynxq.errors import (
     TruncatedError,
     VersionError,
 )
-from lynxq.frames import HEADER_SIZE as FRAME_HEADER_SIZE
-from lynxq.frames import KINDS, STREAMS, Buffer, check_kind, checksum
+from lynxq.format.description import pack_description, sorted_metadata, unpack_description
+from lynxq.format.frames import HEADER_SIZE as FRAME_HEADER_SIZE
+from lynxq.format.frames import KINDS, STREAMS, Buffer, check_kind, checksum
 from lynxq.layout import Layout, Stream, align
 
 MAGIC = b"\x89LYNX\r\n\x1a"

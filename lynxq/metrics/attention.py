@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lynxq import pieces
 from lynxq.arrays import Array
 from lynxq.errors import ParamsError, ShapeError
-from lynxq.pieces import Floats
+from lynxq.metrics import pieces
+from lynxq.metrics.pieces import Floats
 
 #: Rows of queries, and of keys, that are handled at once.
 BLOCK = 512

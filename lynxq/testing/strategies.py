@@ -1,7 +1,4 @@
-"""Hypothesis strategies for tests of code that uses lynxq: parameters, and tensors chosen to hurt.
-
-This is the only module that imports hypothesis.
-"""
+"""Hypothesis strategies for tests of code that uses lynxq: parameters, and tensors chosen to hurt."""
 
 from __future__ import annotations
 
@@ -107,7 +104,8 @@ def _specials(rng: _Random, shape: _Shape, dtype: dtypes.DType) -> Tensor:
 
 
 def _subnormals(rng: _Random, shape: _Shape, dtype: dtypes.DType) -> Tensor:
-    return rng.integers(-4, 5, shape) * _special_values(dtype)[1]
+    reach = int(rng.choice([4, 20, 300]))
+    return rng.integers(-reach, reach + 1, shape) * _special_values(dtype)[1]
 
 
 def _extremes(rng: _Random, shape: _Shape, dtype: dtypes.DType) -> Tensor:
