@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from lynxq import arrays, backends, dtypes
+from lynxq import backends, devices, dtypes
 from lynxq.arguments import instance
 from lynxq.arrays import Array
 from lynxq.encoded import Encoded
@@ -25,6 +25,7 @@ def encode(
     backend: str | None = None,
     threads: int | None = None,
     out: Encoded | None = None,
+    check: bool = True,
 ) -> Encoded:
     """Code a tensor of keys or values into an anchor and a residual stream.
 
@@ -32,7 +33,7 @@ def encode(
 
     Parameters
     ----------
-    x : numpy array or CPU torch tensor, shape (outer…, tokens, inner…)
+    x : numpy array, torch tensor or cupy array, shape (outer…, tokens, inner…)
         float32, float16 or bfloat16, with any strides; it is not copied as a whole. All values must be finite.
     params : Params, optional
         ``Params.keys()`` by default.
@@ -53,6 +54,10 @@ def encode(
     out : Encoded, optional
         An earlier result with streams of the same sizes, whose buffers are to be reused. If the call fails
         they are unchanged.
+    check : bool
+        Whether to look for NaN and infinity first in an array on a GPU, which reads it once more and waits for
+        the result; without it the call only queues one kernel on the caller's current stream. The codes of runs
+        that hold such values are then unspecified, and nothing else is affected. On the CPU the check always runs.
 
     Returns
     -------
@@ -64,7 +69,7 @@ def encode(
     DTypeError, ShapeError, ParamsError
         If an argument does not fit.
     NonFiniteError
-        If a valid value is NaN or infinite.
+        If a valid value is NaN or infinite, unless it is on a GPU and `check` is off.
 
     Examples
     --------
@@ -76,7 +81,7 @@ def encode(
     """
     params = Params.keys() if params is None else params
     instance("params", params, Params, DTypeError)
-    source = arrays.as_raw(x)
+    source = devices.as_raw(x)
     layout = Layout.of(
         params,
         source.raw.shape,
@@ -86,33 +91,38 @@ def encode(
         first_token=first_token,
         valid_tokens=valid_tokens,
     )
-    engine, count = backends.get(backend), thread_count(threads)
-    anchor, residual = _buffers(layout, source, out)
-    found = engine.first_nonfinite(layout, source.raw, threads=count)
+    engine, count = backends.get_for(x, backend), thread_count(threads)
+    anchor, residual = stream_buffers(layout, x, source.raw, out)
+    found = None
+    if check or not devices.on_device(x):
+        found = engine.first_nonfinite(layout, source.raw, threads=count)
     if found is not None:
         raise NonFiniteError(*found)
-    streams = arrays.as_bytes(anchor, "anchor"), arrays.as_bytes(residual, "residual")
+    streams = devices.as_bytes(anchor, "anchor"), devices.as_bytes(residual, "residual")
     engine.encode(layout, source.raw, *streams, threads=count)
     return Encoded(layout, anchor, residual)
 
 
-def _buffers(layout: Layout, source: arrays.RawArray, out: Encoded | None) -> tuple[Array, Array]:
-    """Both streams' memory: new, or that of an earlier result."""
+def stream_buffers(layout: Layout, like: Array, raw: Any, out: Encoded | None) -> tuple[Array, Array]:
+    """Both streams' memory: new and of the library and device of `like`, or that of an earlier result."""
     sizes = layout.stream_size("anchor"), layout.stream_size("residual")
     if out is None:
-        return arrays.empty_bytes(sizes[0], source.library), arrays.empty_bytes(sizes[1], source.library)
+        return devices.empty_bytes(sizes[0], like), devices.empty_bytes(sizes[1], like)
     instance("out", out, Encoded, DTypeError)
-    if out.library != source.library or out.residual is None:
-        raise DTypeError(f"out must be an Encoded with both streams as {source.library} arrays")
-    streams = arrays.as_bytes(out.anchor, "anchor"), arrays.as_bytes(out.residual, "residual")
+    library = devices.library_of(like)
+    if out.library != library or out.residual is None:
+        raise DTypeError(f"out must be an Encoded with both streams as {library} arrays")
+    streams = devices.as_bytes(out.anchor, "anchor"), devices.as_bytes(out.residual, "residual")
     if (streams[0].size, streams[1].size) != sizes:
         raise ShapeError(f"out must have streams of {sizes} bytes, got {(streams[0].size, streams[1].size)}")
     for stream in streams:
-        if not stream.flags.writeable:
+        if not devices.writable(stream):
             raise DTypeError("the streams of out must be writable")
-        if np.may_share_memory(stream, source.raw):
+        if not devices.same_device(stream, raw):
+            raise DTypeError("the streams of out must be on the device of the input")
+        if devices.may_share_memory(stream, raw):
             raise ShapeError("out must not share memory with the input")
-    if np.may_share_memory(*streams):
+    if devices.may_share_memory(*streams):
         raise ShapeError("the streams of out must not share memory with each other")
     return out.anchor, out.residual
 
@@ -206,15 +216,17 @@ def _decode(
     encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None, *, threads: int | None
 ) -> Array:
     instance("encoded", encoded, Encoded, DTypeError)
-    anchor = arrays.as_bytes(encoded.anchor, "anchor")
+    anchor = devices.as_bytes(encoded.anchor, "anchor")
     stream = encoded.stream(tier)
-    residual = None if stream is None else arrays.as_bytes(stream, "residual")
-    engine, count = backends.get(backend), thread_count(threads)
+    residual = None if stream is None else devices.as_bytes(stream, "residual")
+    engine, count = backends.get_for(encoded.anchor, backend), thread_count(threads)
     wanted = None if dtype is None else dtypes.named(dtype)
     if out is None:
-        out = arrays.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.library)
-    target = arrays.as_output(out, encoded.shape, encoded.library, wanted)
-    if any(np.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
+        out = devices.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.anchor)
+    target = devices.as_output(out, encoded.shape, encoded.library, wanted)
+    if not devices.same_device(target.raw, anchor):
+        raise DTypeError("out must be on the device of the encoded streams")
+    if any(devices.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
         raise ShapeError("out must not share memory with the encoded streams")
     engine.decode(encoded.layout, anchor, residual, target.raw, target.dtype, threads=count)
     return out

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lynxq import arrays
+from lynxq import arrays, devices
 from lynxq.arguments import choice, instance, span
-from lynxq.arrays import Array, Library
+from lynxq.arrays import Array
+from lynxq.devices import Library
 from lynxq.errors import DTypeError, MissingResidualError, ShapeError
 from lynxq.layout import Layout, Stream, Tier
 from lynxq.params import Params
@@ -25,7 +26,7 @@ class Encoded:
     layout : Layout
         Shape, dtype, parameters and the place of every byte.
     anchor : array of uint8, shape (``layout.stream_size("anchor")``,)
-        Decodable alone. numpy array or torch tensor; decodes return the same kind.
+        Decodable alone. numpy array, torch tensor or cupy array; decodes return the same kind.
     residual : array of uint8, shape (``layout.stream_size("residual")``,), optional
         What the full decode adds; None where it has not arrived or was not kept.
 
@@ -53,11 +54,11 @@ class Encoded:
         for stream, data in (("anchor", self.anchor), ("residual", self.residual)):
             if data is None and stream == "residual":
                 continue
-            size = arrays.as_bytes(data, stream).size
+            size = devices.as_bytes(data, stream).size
             expected = self.layout.stream_size(stream)  # type: ignore[arg-type]
             if size != expected:
                 raise ShapeError(f"{stream} must have {expected} bytes for {self.layout.shape}, got {size}")
-        if self.residual is not None and arrays.library_of(self.residual) != self.library:
+        if self.residual is not None and devices.library_of(self.residual) != self.library:
             raise DTypeError(f"anchor and residual must be of one kind, got {self.library} and another")
 
     @classmethod
@@ -80,8 +81,8 @@ class Encoded:
 
     @cached_property
     def library(self) -> Library:
-        """The library of the streams, and so of what a decode returns: "numpy" or "torch"."""
-        return arrays.library_of(self.anchor)
+        """The library of the streams, and so of what a decode returns: "numpy", "torch" or "cupy"."""
+        return devices.library_of(self.anchor)
 
     @property
     def params(self) -> Params:
@@ -139,6 +140,15 @@ class Encoded:
             for data in (self.anchor, self.residual)
         )
         return replace(self, anchor=anchor, residual=residual)
+
+    def to_host(self) -> Encoded:
+        """The same tensor with streams in the memory of the CPU: copies of cupy arrays as numpy arrays, CUDA torch
+        tensors as CPU tensors. Waits for the device; what is on the CPU already is shared.
+        """
+        if not devices.on_device(self.anchor):
+            return self
+        residual = None if self.residual is None else devices.to_host(self.residual)
+        return replace(self, anchor=devices.to_host(self.anchor), residual=residual)
 
     def pages(self, start: int, stop: int) -> Encoded:
         """The pages from `start` to before `stop` as an `Encoded` of their own; shares memory.

@@ -12,8 +12,11 @@ from functools import cache
 
 from lynxq.arguments import shown
 from lynxq.backends.base import Backend
+from lynxq.backends.placement import device_backend, device_reasons, get_for
 from lynxq.dtypes import BY_NAME, named
 from lynxq.errors import BackendError
+
+__all__ = ["available", "device_backend", "get", "get_for", "warmup"]
 
 
 def _cpu() -> Backend:
@@ -63,7 +66,7 @@ def available() -> dict[str, str | None]:
     >>> available()["reference"] is None
     True
     """
-    return {name: _load(name)[1] or None for name in _LOADERS}
+    return {name: _load(name)[1] or None for name in _LOADERS} | device_reasons()
 
 
 def get(name: str | None = None) -> Backend:

@@ -7,6 +7,7 @@ a backend is called: arguments are checked, sizes are right, buffers do not over
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,3 +70,37 @@ class Backend(ABC):
 
     def warmup(self, *dtypes: DType) -> None:  # noqa: B027 - a backend that compiles nothing has nothing to do
         """Make the first calls for some element types as fast as later ones."""
+
+
+class PagedMemory(NamedTuple):
+    """A sequence in a paged cache.
+
+    Attributes
+    ----------
+    blocks : raw array, shape (blocks, heads, slots, head_dim)
+        The cache, with any strides.
+    table : array of int32, shape (at least ceil(tokens / slots),)
+        Token t of the sequence is in slot ``t % slots`` of block ``table[t // slots]``.
+    """
+
+    blocks: Any
+    table: Any
+
+
+class PagedBackend(Backend):
+    """A backend that follows the block table of a paged cache by itself.
+
+    Layouts have shape (tokens, heads, head_dim). For other backends :mod:`lynxq.paged` gathers a page at a time.
+    """
+
+    @abstractmethod
+    def first_nonfinite_paged(self, layout: Layout, cache: PagedMemory) -> tuple[int, tuple[int, ...]] | None:
+        """Count the NaN and infinite values of a sequence; the index is that of the gathered tensor."""
+
+    @abstractmethod
+    def encode_paged(self, layout: Layout, cache: PagedMemory, anchor: Any, residual: Any) -> None:
+        """Write both streams of a sequence: the bytes of the gathered tensor."""
+
+    @abstractmethod
+    def decode_paged(self, layout: Layout, anchor: Any, residual: Any | None, cache: PagedMemory, dtype: DType) -> None:
+        """Write the reconstruction of a sequence into its slots, and nothing else."""
