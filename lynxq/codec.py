@@ -110,7 +110,7 @@ def stream_buffers(layout: Layout, like: Array, raw: Any, out: Encoded | None) -
         return devices.empty_bytes(sizes[0], like), devices.empty_bytes(sizes[1], like)
     instance("out", out, Encoded, DTypeError)
     library = devices.library_of(like)
-    if out.library != library or out.residual is None:
+    if out.framework != library or out.residual is None:
         raise DTypeError(f"out must be an Encoded with both streams as {library} arrays")
     streams = devices.as_bytes(out.anchor, "anchor"), devices.as_bytes(out.residual, "residual")
     if (streams[0].size, streams[1].size) != sizes:
@@ -217,13 +217,13 @@ def _decode(
 ) -> Array:
     instance("encoded", encoded, Encoded, DTypeError)
     anchor = devices.as_bytes(encoded.anchor, "anchor")
-    stream = encoded.stream(tier)
+    stream = encoded.residual_for(tier)
     residual = None if stream is None else devices.as_bytes(stream, "residual")
     engine, count = backends.get_for(encoded.anchor, backend), thread_count(threads)
     wanted = None if dtype is None else dtypes.named(dtype)
     if out is None:
         out = devices.empty(encoded.shape, wanted or encoded.layout.dtype, encoded.anchor)
-    target = devices.as_output(out, encoded.shape, encoded.library, wanted)
+    target = devices.as_output(out, encoded.shape, encoded.framework, wanted)
     if not devices.same_device(target.raw, anchor):
         raise DTypeError("out must be on the device of the encoded streams")
     if any(devices.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):

@@ -58,8 +58,10 @@ class Encoded:
             expected = self.layout.stream_size(stream)  # type: ignore[arg-type]
             if size != expected:
                 raise ShapeError(f"{stream} must have {expected} bytes for {self.layout.shape}, got {size}")
-        if self.residual is not None and devices.library_of(self.residual) != self.library:
-            raise DTypeError(f"anchor and residual must be of one kind, got {self.library} and another")
+        if self.residual is not None and devices.library_of(self.residual) != self.framework:
+            raise DTypeError(
+                f"anchor and residual must be of one kind, got {self.framework} and {devices.library_of(self.residual)}"
+            )
 
     @classmethod
     def empty(cls, layout: Layout, framework: Library = "numpy") -> Encoded:
@@ -80,7 +82,7 @@ class Encoded:
         return cls(layout, anchor, residual)
 
     @cached_property
-    def library(self) -> Library:
+    def framework(self) -> Library:
         """The library of the streams, and so of what a decode returns: "numpy", "torch" or "cupy"."""
         return devices.library_of(self.anchor)
 
@@ -118,7 +120,7 @@ class Encoded:
     def _streams(self) -> tuple[Stream, ...]:
         return ("anchor",) if self.residual is None else ("anchor", "residual")
 
-    def stream(self, tier: Tier) -> Array | None:
+    def residual_for(self, tier: Tier) -> Array | None:
         """The residual for the full tier, None for the anchor tier; raises `MissingResidualError`."""
         choice("tier", tier, Tier)
         if tier == "anchor":
@@ -131,12 +133,21 @@ class Encoded:
         """The same tensor without its residual; shares memory."""
         return replace(self, residual=None)
 
-    def to(self, library: Library) -> Encoded:
-        """The same tensor with streams of another library; shares memory."""
-        if library == self.library:
+    def to(self, framework: Library) -> Encoded:
+        """The same tensor with streams of another library, on the CPU.
+
+        Shares memory where it can: read-only numpy streams are copied for torch, which knows no read-only memory.
+
+        Parameters
+        ----------
+        framework : {"numpy", "torch"}
+            Library of the streams.
+        """
+        library = arrays.import_library(framework)
+        if library == self.framework:
             return self
         anchor, residual = (
-            None if data is None else arrays.from_numpy(arrays.as_bytes(data, "stream"), arrays.import_library(library))
+            None if data is None else arrays.from_numpy(arrays.as_bytes(data, "stream"), library)
             for data in (self.anchor, self.residual)
         )
         return replace(self, anchor=anchor, residual=residual)

@@ -162,11 +162,11 @@ def _decode(encoded: Encoded, tier: Tier, cache: Array, block_table: Array, back
     if len(layout.shape) != 3 or layout.token_axis != 0 or layout.tokens != layout.shape[0]:
         raise ShapeError(f"encoded must be of shape (tokens, heads, head_dim), all valid, got {layout.shape}")
     anchor = devices.as_bytes(encoded.anchor, "anchor")
-    stream = encoded.stream(tier)
+    stream = encoded.residual_for(tier)
     residual = None if stream is None else devices.as_bytes(stream, "residual")
     target = _cache(cache)
-    if target.library != encoded.library or not devices.same_device(target.raw, anchor):
-        raise DTypeError(f"cache must be a {encoded.library} array on the device of the streams")
+    if target.library != encoded.framework or not devices.same_device(target.raw, anchor):
+        raise DTypeError(f"cache must be a {encoded.framework} array on the device of the streams")
     if (target.raw.shape[1], target.raw.shape[3]) != layout.shape[1:]:
         raise ShapeError(f"cache must have heads and head_dim {layout.shape[1:]}, got shape {target.raw.shape}")
     if not devices.writable(target.raw):

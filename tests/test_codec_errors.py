@@ -123,7 +123,7 @@ def test_wrong_types_of_page_numbers(start, stop):
 @pytest.mark.parametrize("tier", ["residual", None, 3, []], ids=str)
 def test_wrong_tiers_of_a_stream(tier):
     with pytest.raises(LynxqError):
-        lynxq.encode(ONES, token_axis=0).stream(tier)
+        lynxq.encode(ONES, token_axis=0).residual_for(tier)
 
 
 def test_an_encoded_is_immutable():

@@ -78,7 +78,7 @@ def test_what_an_encoded_says(sample, params):
     encoded = lynxq.encode(x, params, token_axis=axis)
     assert (encoded.shape, encoded.dtype, encoded.params) == (x.shape, x.dtype.name, params)
     assert encoded.token_axis == axis % x.ndim
-    assert encoded.library == "numpy"
+    assert encoded.framework == "numpy"
     assert encoded.anchor.dtype == encoded.residual.dtype == np.uint8
     assert encoded.nbytes == encoded.anchor.size + encoded.residual.size
     assert encoded.bits_per_element == (8 * encoded.nbytes / x.size if x.size else 0.0)

@@ -96,7 +96,7 @@ def test_torch_caches_stay_torch():
     cache = torch.randn(BLOCKS, 16, HEADS, DIM, dtype=torch.bfloat16).transpose(1, 2)
     table = torch.tensor([3, 1, 2], dtype=torch.int32)
     encoded = encode_paged(cache, table, tokens=40)
-    assert encoded.library == "torch"
+    assert encoded.framework == "torch"
     target = torch.zeros(BLOCKS, HEADS, 16, DIM, dtype=torch.bfloat16)
     decode_full_paged(encoded, target, table)
     gathered = torch.cat([cache[b].transpose(0, 1) for b in table])[:40]

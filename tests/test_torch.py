@@ -40,7 +40,7 @@ def check_same(tensor, x, **arguments):
     assert isinstance(encoded.residual, torch.Tensor)
     assert encoded.anchor.dtype == encoded.residual.dtype == torch.uint8
     assert encoded.layout == wanted.layout
-    assert encoded.library == "torch"
+    assert encoded.framework == "torch"
     assert bits(encoded.anchor) == bits(wanted.anchor)
     assert bits(encoded.residual) == bits(wanted.residual)
     return encoded, wanted

@@ -214,7 +214,7 @@ def bits_per_element(encoded: Encoded, tier: Tier = "full") -> float:
     >>> bits_per_element(encoded, "full") - bits_per_element(encoded, "anchor")
     3.96875
     """
-    if encoded.stream(tier) is None:
+    if encoded.residual_for(tier) is None:
         return encoded.anchor_only().bits_per_element
     return encoded.bits_per_element
 

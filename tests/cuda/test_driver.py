@@ -48,7 +48,7 @@ def test_cupy_arrays_give_the_bytes_of_numpy_arrays(cupy, dtype, preset):
     x = _keys(dtype)
     expected = lynxq.encode(x, preset(), token_axis=0)
     encoded = lynxq.encode(cupy.asarray(x), preset(), token_axis=0)
-    assert encoded.library == "cupy"
+    assert encoded.framework == "cupy"
     assert isinstance(encoded.anchor, cupy.ndarray)
     host = encoded.to_host()
     assert host.library == "numpy"
