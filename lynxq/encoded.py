@@ -58,10 +58,9 @@ class Encoded:
             expected = self.layout.stream_size(stream)  # type: ignore[arg-type]
             if size != expected:
                 raise ShapeError(f"{stream} must have {expected} bytes for {self.layout.shape}, got {size}")
-        if self.residual is not None and devices.library_of(self.residual) != self.framework:
-            raise DTypeError(
-                f"anchor and residual must be of one kind, got {self.framework} and {devices.library_of(self.residual)}"
-            )
+        other = self.framework if self.residual is None else devices.library_of(self.residual)
+        if other != self.framework:
+            raise DTypeError(f"anchor and residual must be of one kind, got {self.framework} and {other}")
 
     @classmethod
     def empty(cls, layout: Layout, framework: Library = "numpy") -> Encoded:

@@ -51,7 +51,7 @@ def test_cupy_arrays_give_the_bytes_of_numpy_arrays(cupy, dtype, preset):
     assert encoded.framework == "cupy"
     assert isinstance(encoded.anchor, cupy.ndarray)
     host = encoded.to_host()
-    assert host.library == "numpy"
+    assert host.framework == "numpy"
     assert np.array_equal(host.anchor, expected.anchor)
     assert np.array_equal(host.residual, expected.residual)
     for decode in (lynxq.decode_anchor, lynxq.decode_full):
