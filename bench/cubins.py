@@ -66,7 +66,7 @@ def rows() -> list[dict[str, Any]]:
 def table() -> str:
     """The rows as Markdown."""
     lines = [
-        "| kernel | preset | dtype | registers sm_80 / sm_90 | spilled | shared | blocks of 256 | bytes per value | ns |",
+        "| kernel | preset | dtype | registers sm_80 / sm_90 | spilled | shared | blocks | bytes per value | ns |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows():
