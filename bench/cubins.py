@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lynxq import Params  # noqa: E402
-from lynxq.backends import nvrtc  # noqa: E402
-from lynxq.backends.cuda_memory import Memory  # noqa: E402
-from lynxq.backends.cuda_plan import plan  # noqa: E402
+from lynxq.backends.cuda import nvrtc  # noqa: E402
+from lynxq.backends.cuda.memory import Memory  # noqa: E402
+from lynxq.backends.cuda.plan import plan  # noqa: E402
 from lynxq.layout import Layout  # noqa: E402
 from tests.cuda.tools import resources  # noqa: E402
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,7 @@ from typing import Any
 import lynxq
 
 RESULTS = Path(__file__).parent / "results"
+_ROOT = Path(__file__).parent.parent
 
 
 def _processor() -> str:
@@ -21,10 +23,23 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def load_average() -> float | None:
+    """Processes that wanted a processor during the last minute, where the system counts them."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
 def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    folder = Path(__file__).parent
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["git", "--no-optional-locks", *arguments]
+    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _commit() -> str:
+    """The commit, with "+" if the code differs from it."""
+    try:
+        changed = _git("status", "--porcelain", "--", "lynxq", "bench", ":(exclude)bench/results")
+        return _git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: not a git checkout"
 
 
 def environment(*packages: str) -> dict[str, Any]:
@@ -35,10 +50,9 @@ def environment(*packages: str) -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    changed = _git("status", "--porcelain", "--", "lynxq", "bench/*.py")
     return {
         "processor": _processor(),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": versions,
-        "commit": _git("rev-parse", "--short=12", "HEAD") + ("+" if changed else ""),
+        "commit": _commit(),
     }

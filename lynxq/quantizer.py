@@ -7,7 +7,9 @@ have axes (outer, tokens, channels); groups lie along axis 1 (tokens) or 2 (chan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,8 @@ _MIN_STEP = np.float32(2.0**-125)
 _MAX = np.finfo(np.float32).max
 #: Half ranges above this take the midrange for a centre: a mean could be further than float32's largest value away.
 _LARGE = np.float32(2.0**126)
+#: Tokens that are coded at a time.
+_ROWS = 32
 #: Steps between the middle of a range and its end, for each integer width.
 _STEPS = {"u8": 127, "u16": 32767}
 _SIGNED: dict[str, type] = {"u8": np.int8, "u16": np.int16, "f32": np.float32}
@@ -58,6 +62,17 @@ def expand_chunks(per_chunk: NDArray[Any], groups: Groups) -> NDArray[Any]:
 def expand_runs(per_run: NDArray[Any], groups: Groups) -> NDArray[Any]:
     """Repeat each run's entry for every chunk of the run."""
     return np.repeat(per_run, _lengths(groups.run_starts, len(groups.chunk_starts)), axis=groups.axis)
+
+
+def _pieces(tokens: int, groups: Groups, *per_chunk: F32) -> Iterator[tuple[Any, ...]]:
+    """Rows of a block, few enough that temporaries stay in the cache, and entries of chunks that broadcast to them."""
+    if groups.axis == 1:
+        for number, (begin, end) in enumerate(pairwise((*groups.chunk_starts, groups.length))):
+            yield slice(begin, end), *(part[:, number : number + 1] for part in per_chunk)
+        return
+    for begin in range(0, tokens, _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        yield rows, *(expand_chunks(part[:, rows], groups) for part in per_chunk)
 
 
 def _reduce(function: np.ufunc, values: F32, starts: tuple[int, ...], axis: int) -> F32:
@@ -201,10 +216,14 @@ def magnitude_level(t: F32, alpha: float, count: int) -> NDArray[np.uint8]:
 
 def quantize(params: Params, x: F32, chunks: Scales, groups: Groups) -> tuple[Codes, NDArray[np.bool_]]:
     """Magnitude level I and sign of every value."""
+    level, negative = np.empty(x.shape, np.uint8), np.empty(x.shape, np.bool_)
     reciprocal = np.where(chunks.sigma > _ZERO, _ONE / chunks.sigma, _ZERO)
-    distance = x - expand_chunks(chunks.mu, groups)
-    t = np.abs(distance) * expand_chunks(reciprocal, groups)
-    return magnitude_level(t, params.alpha, params.levels), distance < _ZERO
+    for rows, mu, factor in _pieces(x.shape[1], groups, chunks.mu, reciprocal):
+        distance = x[:, rows] - mu
+        np.less(distance, _ZERO, out=negative[:, rows])
+        t = np.abs(distance, out=distance) * factor
+        level[:, rows] = magnitude_level(t, params.alpha, params.levels)
+    return level, negative
 
 
 def split(params: Params, level: Codes, negative: NDArray[np.bool_]) -> tuple[Codes, Codes]:
@@ -239,6 +258,8 @@ def full_table(params: Params) -> F32:
 
 def reconstruct(factor: F32, chunks: Scales, groups: Groups) -> F32:
     """Values of signed reconstruction factors: μ̂ + factor · σ̂, kept within the run's range."""
-    lo, hi, mu, sigma = (expand_chunks(part, groups) for part in chunks)
-    value: F32 = np.minimum(np.maximum(mu + factor * sigma, lo), hi)
+    value = np.empty_like(factor)
+    for rows, lo, hi, mu, sigma in _pieces(factor.shape[1], groups, *chunks):
+        piece = mu + factor[:, rows] * sigma
+        np.minimum(np.maximum(piece, lo, out=piece), hi, out=value[:, rows])
     return value

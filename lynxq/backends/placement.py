@@ -12,8 +12,8 @@ from lynxq.errors import BackendError
 
 
 def _cuda() -> Backend:
-    from lynxq.backends.cuda import CudaBackend
-    from lynxq.backends.cuda_driver import CupyDriver
+    from lynxq.backends.cuda.backend import CudaBackend
+    from lynxq.backends.cuda.driver import CupyDriver
 
     return CudaBackend(CupyDriver())
 

@@ -76,7 +76,9 @@ def encode(
     residual = None
     if split:
         residual = console.new_file(output.with_suffix(".residual.lynx"), force=force, source=source)
-    table = Table(Column("tensor", overflow="fold"), "shape", "dtype", "preset", "anchor bits", "full bits", box=None)
+    table = Table(
+        Column("tensor", overflow="fold"), "shape", "tokens", "dtype", "preset", "anchor bits", "full bits", box=None
+    )
     with open_tensors(source) as file:
         metadata = {**file.metadata, **console.pairs(meta or [])}
         total = sum(file.nbytes(name) for name in file.names)
@@ -102,6 +104,7 @@ def encode(
                 table.add_row(
                     console.plain(name),
                     "×".join(map(str, encoded.shape)),
+                    str(encoded.layout.tokens),
                     encoded.dtype,
                     chosen,
                     f"{encoded.anchor_only().bits_per_element:.2f}",

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from lynxq.backends.base import Backend
-from lynxq.backends.cuda import CudaBackend
-from lynxq.backends.cuda_driver import CupyDriver
+from lynxq.backends.cuda.backend import CudaBackend
+from lynxq.backends.cuda.driver import CupyDriver
 from lynxq.devices import DeviceArray
 from lynxq.dtypes import DType
 from lynxq.layout import Layout

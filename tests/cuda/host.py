@@ -1,6 +1,6 @@
 """Run the CUDA kernels on the CPU: the same source through g++, or what NVIDIA's compiler made of it.
 
-`HostDriver` stands in for the driver of :class:`lynxq.backends.cuda.CudaBackend`, so that the planning, the launches
+`HostDriver` stands in for the driver of `CudaBackend`, so that the planning, the launches
 and the kernels that a GPU would run are what the tests run.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from lynxq.backends import nvrtc
-from lynxq.backends.cuda import CudaBackend, Place
-from lynxq.backends.cuda_plan import Launch
+from lynxq.backends.cuda import nvrtc
+from lynxq.backends.cuda.backend import CudaBackend, Place
+from lynxq.backends.cuda.plan import Launch
 from tests.cuda import ptx
 
 SHIM = Path(__file__).parent / "shim"

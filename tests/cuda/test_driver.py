@@ -10,7 +10,8 @@ import pytest
 
 import lynxq
 from lynxq import Params, backends, paged, testing
-from lynxq.backends import nvrtc, placement
+from lynxq.backends import placement
+from lynxq.backends.cuda import nvrtc
 from lynxq.errors import BackendError, DTypeError, NonFiniteError, ShapeError
 from tests.cuda import fake_cupy
 from tests.cuda.fake_cupy import STATE

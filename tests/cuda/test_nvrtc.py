@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lynxq.backends import nvrtc
+from lynxq.backends.cuda import nvrtc
 from lynxq.errors import BackendError
 from tests.cuda import cases
 from tests.cuda.test_plan import _launch

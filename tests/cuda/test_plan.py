@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from lynxq import Params, companding
-from lynxq.backends import cuda_plan, cuda_tables
-from lynxq.backends.cuda_memory import Memory
-from lynxq.backends.cuda_plan import plan
+from lynxq.backends.cuda import plan as cuda_plan
+from lynxq.backends.cuda import tables as cuda_tables
+from lynxq.backends.cuda.memory import Memory
+from lynxq.backends.cuda.plan import plan
 from lynxq.errors import BackendError
 from lynxq.layout import Layout
 from tests.cuda import cases, host

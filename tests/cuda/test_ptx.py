@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lynxq.backends import nvrtc
+from lynxq.backends.cuda import nvrtc
 from tests.cuda import cases, policy, ptx
 from tests.cuda.host import HostModule
 from tests.cuda.test_plan import _launch

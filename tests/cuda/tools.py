@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lynxq.backends import nvrtc
+from lynxq.backends.cuda import nvrtc
 from lynxq.errors import BackendError
 from tests.cuda import host
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lynxq.backends.cuda_memory import Memory
+from lynxq.backends.cuda.memory import Memory
 from lynxq.layout import Layout, ceil_div
 
 #: Tokens of a strip, what a thread handles at once; threads of a block, at most.

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lynxq.backends import cuda_blocks, cuda_tables
-from lynxq.backends.cuda_memory import Memory
+from lynxq.backends.cuda import blocks as cuda_blocks
+from lynxq.backends.cuda import tables as cuda_tables
+from lynxq.backends.cuda.memory import Memory
 from lynxq.dtypes import DType
 from lynxq.errors import BackendError
 from lynxq.layout import METADATA_BYTES, Layout, ceil_div

@@ -1,4 +1,4 @@
-"""The driver of the CUDA backend: CuPy loads and launches what :mod:`lynxq.backends.nvrtc` compiled."""
+"""The driver of the CUDA backend: CuPy loads and launches what :mod:`lynxq.backends.cuda.nvrtc` compiled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lynxq import devices
-from lynxq.backends import nvrtc
-from lynxq.backends.cuda import Place
-from lynxq.backends.cuda_plan import Launch
+from lynxq.backends.cuda import nvrtc
+from lynxq.backends.cuda.backend import Place
+from lynxq.backends.cuda.plan import Launch
 from lynxq.errors import BackendError
 
 
@@ -43,7 +43,7 @@ def import_cupy() -> Any:
 
 
 class CupyDriver:
-    """Runs launches on CUDA devices; see :class:`lynxq.backends.cuda.Driver`.
+    """Runs launches on CUDA devices; see :class:`lynxq.backends.cuda.backend.Driver`.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """CUDA: the three operations as one kernel launch each, on the caller's stream and device.
 
 This module plans and launches; it has no arithmetic of its own. What compiles, loads and runs kernels is a
-:class:`Driver`: CuPy in :mod:`lynxq.backends.cuda_driver`, and in the tests a CPU that executes the same source,
+:class:`Driver`: CuPy in :mod:`lynxq.backends.cuda.driver`, and in the tests a CPU that executes the same source,
 or the code that NVIDIA's compiler made of it, bit for bit.
 """
 
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lynxq.backends import cuda_selftest, cuda_tables
 from lynxq.backends.base import PagedBackend, PagedMemory
-from lynxq.backends.cuda_memory import Memory
-from lynxq.backends.cuda_plan import Launch, Operation, plan
+from lynxq.backends.cuda import selftest as cuda_selftest
+from lynxq.backends.cuda import tables as cuda_tables
+from lynxq.backends.cuda.memory import Memory
+from lynxq.backends.cuda.plan import Launch, Operation, plan
 from lynxq.dtypes import DType
 from lynxq.layout import Layout
 

@@ -16,7 +16,7 @@ from lynxq.layout import Layout
 from lynxq.params import Params
 
 if TYPE_CHECKING:
-    from lynxq.backends.cuda import CudaBackend, Driver, Place
+    from lynxq.backends.cuda.backend import CudaBackend, Driver, Place
 
 
 def _values(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
