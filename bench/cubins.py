@@ -65,10 +65,9 @@ def rows() -> list[dict[str, Any]]:
 
 def table() -> str:
     """The rows as Markdown."""
-    lines = [
-        "| kernel | preset | dtype | registers sm_80 / sm_90 | spilled | shared | blocks | bytes per value | ns |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ("kernel", "preset", "dtype", "registers sm_80 / sm_90", "spilled", "shared", "blocks of 256")
+    columns += ("bytes per value", "ns")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows():
         spilled = max(row[a]["STACK"] + row[a]["LOCAL"] for a in (80, 90))
         lines.append(

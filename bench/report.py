@@ -6,53 +6,52 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from environment import RESULTS
+from tables import peers, quality, throughput
 
+RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent.parent / "README.md"
 
-
-def quality(path: Path) -> str:
-    """A table of methods, keys and values side by side."""
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    cells: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in result["rows"]:
-        cells.setdefault((row["method"], row["tier"]), {})[row["kind"]] = row
-    lines = [
-        "| method | tier | bits K / V | vNMSE K / V | centred vNMSE K / V |",
-        "|---|---|---|---|---|",
-    ]
-    for (method, tier), kinds in cells.items():
-        key, value = kinds["key"], kinds["value"]
-        lines.append(
-            f"| {result['titles'][method]} | {tier} "
-            f"| {key['bits_per_element']:.2f} / {value['bits_per_element']:.2f} "
-            f"| {key['vnmse']:.1e} / {value['vnmse']:.1e} "
-            f"| {key['centred_vnmse']:.1e} / {value['centred_vnmse']:.1e} |"
-        )
-    lines += ["", f"Source: [`bench/results/{path.name}`](bench/results/{path.name})."]
-    return "\n".join(lines)
+#: Sections by the name in their markers: the file of results, and what makes a table of it.
+SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
+    "quality": ("quality-smollm2.json", quality),
+    "throughput": ("throughput-cpu.json", throughput),
+    "peers": ("peers-smollm2.json", peers),
+}
 
 
-SECTIONS = {"quality": lambda: quality(RESULTS / "quality-smollm2.json")}
+def section(file: str, table: Callable[[dict[str, Any]], list[str]]) -> str:
+    result: dict[str, Any] = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    return "\n".join([*table(result), "", f"Source: [`bench/results/{file}`](bench/results/{file})."])
 
 
 def rendered(text: str) -> str:
     """The text with the content of every marked section replaced by its table."""
-    for name, table in SECTIONS.items():
+    for name, (file, table) in SECTIONS.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, table=table: f"{match[1]}\n{table()}\n\n{match[2]}", text)
-        if count != 1:
+        count = len(pattern.findall(text))
+        if count > 1:
             sys.exit(f"README.md must have the section {name!r} once, it has it {count} times")
+        if not count:
+            print(f"README.md has no section {name!r}: <!-- {name} --> to <!-- /{name} -->", file=sys.stderr)
+            continue
+        content = section(file, table)
+        text = pattern.sub(lambda match, content=content: f"{match[1]}\n{content}\n\n{match[2]}", text)
     return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if README.md is not up to date")
+    parser.add_argument("--print", action="store_true", help="print the tables, and leave README.md as it is")
     options = parser.parse_args()
+    if options.print:
+        for name, (file, table) in SECTIONS.items():
+            print(f"<!-- {name} -->\n\n{section(file, table)}\n\n<!-- /{name} -->\n")
+        return
     old = README.read_text(encoding="utf-8")
     new = rendered(old)
     if options.check:

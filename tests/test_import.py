@@ -71,3 +71,12 @@ print(json.dumps([shown, lynxq.__all__, lynxq.__version__]))
 @pytest.mark.parametrize("name", lynxq.__all__)
 def test_public_names_are_documented(name):
     assert getattr(lynxq, name).__doc__.strip()
+
+
+def test_public_submodules_are_imported_when_they_are_used():
+    code = "import lynxq, sys; before = set(sys.modules)\n"
+    for name in ("backends", "baselines", "errors", "evaluate", "metrics", "naming", "paged", "testing"):
+        code += f"assert lynxq.{name} is sys.modules['lynxq.{name}']\n"
+    code += "try: lynxq.nonsense\nexcept AttributeError as error: print(error)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "module 'lynxq' has no attribute 'nonsense'\n"

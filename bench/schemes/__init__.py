@@ -1,0 +1,1 @@
+"""Schemes of others, and ours, behind one small interface; `registry` names them all."""
