@@ -60,10 +60,11 @@ def get_for(array: object, name: str | None = None) -> Backend:
     """
     from lynxq import backends
 
+    known = isinstance(name, str) and name in DEVICE_BACKENDS
     if devices.on_device(array):
-        if name not in (None, *DEVICE_BACKENDS):
+        if name is not None and not known:
             raise BackendError(f"an array on a CUDA device needs backend 'cuda', got {shown(name)}")
         return device_backend(name or next(iter(DEVICE_BACKENDS)))
-    if name in DEVICE_BACKENDS:
+    if known:
         raise BackendError(f"backend {name!r} needs an array on a CUDA device, got {type(array).__name__}")
     return backends.get(name)

@@ -16,9 +16,9 @@ from tests.cuda import cases, host
 
 #: Of every case a tensor so small that a thousand OS threads are enough.
 _TOKENS = 40
-_NAMES = {
+NAMES = {
     "ubsan": tuple(cases.CASES),
-    "asan": (*cases.FEW, "valid tokens", "unaligned", "head first"),
+    "asan": (*cases.FEW, "valid tokens", "unaligned", "keys head first"),
     "tsan": ("keys", "mean", "values", "channel mean", "chunk 3"),
 }
 
@@ -37,7 +37,7 @@ def command(mode: str) -> tuple[list[str], dict[str, str]]:
 
 
 def main(mode: str, folder: str = str(host.KERNELS)) -> None:
-    for name in _NAMES[mode]:
+    for name in NAMES[mode]:
         case = cases.CASES[name]
         if mode != "ubsan":
             shape = list(case.shape)
@@ -45,7 +45,7 @@ def main(mode: str, folder: str = str(host.KERNELS)) -> None:
             options = {key: min(value, _TOKENS) for key, value in case.options.items() if key == "valid_tokens"}
             case = replace(case, shape=tuple(shape), options={**case.options, **options})
         cases.check(host.backend(mode=mode, folder=host.Path(folder)), case)
-    print(f"{mode}: {len(_NAMES[mode])} cases")
+    print(f"{mode}: {len(NAMES[mode])} cases")
 
 
 if __name__ == "__main__":
