@@ -176,16 +176,16 @@ def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType
         raise DTypeError(f"out must have dtype {dtype.name}, got {result.dtype.name}")
     if not result.raw.flags.writeable:
         raise DTypeError("out must be writable, got a read-only array")
-    if _overlaps_itself(result.raw):
+    if overlaps_itself(result.raw):
         raise ShapeError(f"out must not overlap itself, got shape {result.raw.shape}, strides {result.raw.strides}")
     return result
 
 
-def _overlaps_itself(raw: Raw) -> bool:
+def overlaps_itself(raw: Any) -> bool:
     """Whether two elements may share memory; exact for all strides that come from slicing and transposing."""
     reach = raw.itemsize
     for step, length in sorted((abs(s), n) for s, n in zip(raw.strides, raw.shape, strict=True) if n > 1):
         if step < reach:
-            return raw.size > 0
+            return bool(raw.size > 0)
         reach += step * (length - 1)
     return False

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lynxq import arrays, dtypes
-from lynxq.arrays import Array
+from lynxq.arrays import Array, overlaps_itself
 from lynxq.dtypes import DType
 from lynxq.errors import DTypeError, ShapeError
 
@@ -156,16 +156,6 @@ def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType
     if overlaps_itself(result.raw):
         raise ShapeError(f"out must not overlap itself, got shape {result.raw.shape}, strides {result.raw.strides}")
     return result
-
-
-def overlaps_itself(raw: Any) -> bool:
-    """Whether two elements may share memory; exact for all strides that come from slicing and transposing."""
-    reach = raw.itemsize
-    for step, length in sorted((abs(s), n) for s, n in zip(raw.strides, raw.shape, strict=True) if n > 1):
-        if step < reach:
-            return bool(raw.size > 0)
-        reach += step * (length - 1)
-    return False
 
 
 def empty(shape: Sequence[int], dtype: DType, like: Array) -> Array:

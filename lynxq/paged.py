@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lynxq import backends, devices
+from lynxq import arrays, backends, devices
 from lynxq.arguments import instance
 from lynxq.arrays import Array
 from lynxq.backends.base import Backend, PagedBackend, PagedMemory
@@ -171,7 +171,7 @@ def _decode(encoded: Encoded, tier: Tier, cache: Array, block_table: Array, back
         raise ShapeError(f"cache must have heads and head_dim {layout.shape[1:]}, got shape {target.raw.shape}")
     if not devices.writable(target.raw):
         raise DTypeError("cache must be writable, got a read-only array")
-    if devices.overlaps_itself(target.raw):
+    if arrays.overlaps_itself(target.raw):
         raise ShapeError(f"cache must not overlap itself, got strides {target.raw.strides}")
     if any(devices.may_share_memory(target.raw, data) for data in (anchor, residual) if data is not None):
         raise ShapeError("cache must not share memory with the encoded streams")
