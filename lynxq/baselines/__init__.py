@@ -15,8 +15,13 @@ from types import MappingProxyType
 
 from lynxq.baselines.base import CodedBaseline, Context, Parts, Scheme
 from lynxq.baselines.bf16 import BFloat16
+from lynxq.baselines.floats import Float8, NormalFloat4
 from lynxq.baselines.integer import GroupedInteger, PerTensorInteger
+from lynxq.baselines.kivi import Kivi
+from lynxq.baselines.kvquant import KVQuant
+from lynxq.baselines.lynx import LynxInt4, LynxInt8
 from lynxq.baselines.sinks import WithSinks
+from lynxq.baselines.turboquant import TurboQuant
 from lynxq.errors import ParamsError
 
 __all__ = [
@@ -24,10 +29,17 @@ __all__ = [
     "BFloat16",
     "CodedBaseline",
     "Context",
+    "Float8",
     "GroupedInteger",
+    "KVQuant",
+    "Kivi",
+    "LynxInt4",
+    "LynxInt8",
+    "NormalFloat4",
     "Parts",
     "PerTensorInteger",
     "Scheme",
+    "TurboQuant",
     "WithSinks",
     "get",
 ]
@@ -38,6 +50,20 @@ _SCHEMES: tuple[Scheme, ...] = (
     *(GroupedInteger(8, granularity) for granularity in ("token", "channel", 32, 64, 128)),
     PerTensorInteger(4),
     *(GroupedInteger(4, granularity) for granularity in ("token", "channel", 32, 64, 128)),
+    LynxInt8(),
+    LynxInt8("anchor"),
+    LynxInt4(),
+    Kivi(4),
+    Kivi(4, window=0),
+    WithSinks(Kivi(4, window=0)),
+    Kivi(2),
+    KVQuant(),
+    WithSinks(KVQuant(), 1),
+    TurboQuant(4),
+    TurboQuant(3),
+    NormalFloat4(),
+    Float8(),
+    Float8(scaled=False),
 )
 
 #: Every scheme with its published settings, by name, in the order of tables.
