@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lynxq import baselines
 from lynxq.baselines import SCHEMES, BFloat16, GroupedInteger, PerTensorInteger, Scheme
-from lynxq.errors import DTypeError, NonFiniteError, ParamsError, ShapeError
+from lynxq.errors import DTypeError, MissingLibraryError, NonFiniteError, ParamsError, ShapeError
 
 KINDS = {
     f"{name}-{kind}": scheme.for_kind(kind)
@@ -197,6 +197,15 @@ def test_a_new_scheme_is_two_functions():
     coded = Sign().encode(np.array([[1.0, -2.0], [-3.0, -2.0]], np.float32), token_axis=-1)
     assert coded.nbytes == 2 * 4 + 1
     assert coded.decode().tolist() == [[1.5, -1.5], [-2.5, -2.5]]
+
+
+def test_missing_libraries_are_named(monkeypatch):
+    scheme = baselines.get("cachegen")
+    monkeypatch.setattr(baselines.base, "find_spec", {}.get)
+    assert not scheme.available
+    assert baselines.get("int4").available
+    with pytest.raises(MissingLibraryError, match=r"cachegen needs the library constriction: pip install 'lynxq\[bas"):
+        scheme.encode(np.ones((4, 2), np.float32), token_axis=0)
 
 
 def test_head_dim_must_divide_the_last_axis():

@@ -198,3 +198,8 @@ def test_schemes_learn_the_layer_and_the_head_dim():
     evaluate(tensors, [Method.of_scheme(Curious())], token_axis=0, head_dim=4)
     evaluate(tensors, [Method.of_scheme(Curious())], token_axis=0, layer_of=len)
     assert seen == [(0, (1, 9, 2, 4)), (7, (1, 9, 2, 4)), (11, (1, 9, 1, 8)), (11, (1, 9, 1, 8))]
+
+
+def test_methods_without_their_library_are_known(monkeypatch):
+    monkeypatch.setattr(baselines.base, "find_spec", {}.get)
+    assert {name for name, method in METHODS.items() if not method.available} == {"cachegen", "cachegen-lmcache"}

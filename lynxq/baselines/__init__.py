@@ -15,6 +15,8 @@ from types import MappingProxyType
 
 from lynxq.baselines.base import CodedBaseline, Context, Parts, Scheme
 from lynxq.baselines.bf16 import BFloat16
+from lynxq.baselines.cachegen import CacheGen
+from lynxq.baselines.cachegen_lmcache import CacheGenLMCache
 from lynxq.baselines.floats import Float8, NormalFloat4
 from lynxq.baselines.integer import GroupedInteger, PerTensorInteger
 from lynxq.baselines.kivi import Kivi
@@ -27,6 +29,8 @@ from lynxq.errors import ParamsError
 __all__ = [
     "SCHEMES",
     "BFloat16",
+    "CacheGen",
+    "CacheGenLMCache",
     "CodedBaseline",
     "Context",
     "Float8",
@@ -53,6 +57,8 @@ _SCHEMES: tuple[Scheme, ...] = (
     LynxInt8(),
     LynxInt8("anchor"),
     LynxInt4(),
+    CacheGen(),
+    CacheGenLMCache(),
     Kivi(4),
     Kivi(4, window=0),
     WithSinks(Kivi(4, window=0)),
