@@ -32,7 +32,8 @@ from lynxq.errors import ParamsError
 
 F64 = NDArray[np.float64]
 
-_GRID, _ROUNDS, _STOP = 1 << 15, 3000, 1e-10
+#: Cells of the numerical integration, how many deviations it reaches, and when the iteration ends.
+_GRID, _WIDEST, _ROUNDS, _STOP = 1 << 13, 12.0, 5000, 1e-9
 
 
 @lru_cache(maxsize=64)
@@ -57,19 +58,20 @@ def codebook(dim: int, bits: int) -> F64:
     >>> (codebook(4096, 2) * 64).round(2).tolist()  # the paper: ±0.453/√d and ±1.51/√d
     [-1.51, -0.45, 0.45, 1.51]
     """
-    # With x = sin φ the density becomes cos^(d-2) φ: no pole at the ends for two dimensions. One dimension has but ±1.
-    angle = (np.arange(_GRID) + 0.5) / _GRID * (np.pi / 2)
-    x = np.sin(angle) if dim > 1 else np.ones(_GRID)
-    weight = np.cos(angle) ** max(dim - 2, 0)
-    mass, moment = (np.concatenate([[0.0], np.cumsum(part)]) for part in (weight, weight * x))
     half = 1 << (bits - 1)
-    levels = np.interp((np.arange(half) + 0.5) / half, mass[1:] / mass[-1], x)
+    if dim == 1:
+        return np.repeat([-1.0, 1.0], half)
+    # With x = sin φ the density becomes cos^(d-2) φ: no pole at the ends for two dimensions.
+    ends = np.linspace(0.0, min(np.pi / 2, _WIDEST / np.sqrt(dim)), _GRID + 1)
+    middle = (ends[:-1] + ends[1:]) / 2
+    weight = np.cos(middle) ** (dim - 2)
+    mass, moment = (np.concatenate([[0.0], np.cumsum(part)]) for part in (weight, weight * np.sin(middle)))
+    x = np.sin(ends)
+    levels = np.interp((np.arange(half) + 0.5) / half, mass / mass[-1], x)
     for _ in range(_ROUNDS):
-        edges = np.searchsorted(x, (levels[:-1] + levels[1:]) / 2)
-        ends = np.concatenate([[0], edges, [_GRID]])
-        inside = np.diff(mass[ends])
-        moved = np.divide(np.diff(moment[ends]), inside, out=levels.copy(), where=inside > 0)
-        done = float(np.abs(moved - levels).max()) < _STOP
+        edges = np.concatenate([x[:1], (levels[:-1] + levels[1:]) / 2, x[-1:]])
+        moved = np.diff(np.interp(edges, x, moment)) / np.diff(np.interp(edges, x, mass))
+        done = float(np.abs(moved - levels).max()) < _STOP * levels[-1]
         levels = moved
         if done:
             break
