@@ -2,16 +2,14 @@
 
 Every pathology is one that was seen in a real cache, exaggerated where noted, and can be had alone:
 
-========== =====================================================================================================
-bias       Channels of keys have a constant of up to ±200, and one has 900, as Qwen2's key projections do. Added
-           before RoPE, like the bias of a linear layer.
-rope       Keys are rotated by their position (Su et al., arXiv 2104.09864; halves of a head are paired, base
-           10000): a bias becomes an oscillation, fast in the first channels, slow in the last ones of either half.
-constant   Two channels of every head hardly change (a thousandth of the others' deviation), and one not at all.
-outliers   One token in 256 is 1000 times as large as the others (exaggerated; factors of 10 to 100 are usual).
-sink       Token 0 has values fifty times smaller than the others, and its key is at four deviations in every
-           channel: the extreme of its chunk (attention sinks, arXiv 2309.17453).
-========== =====================================================================================================
+* ``bias``: channels of keys have a constant of up to ±200, and one has 900, as Qwen2's key projections do. It is added
+  before RoPE, like the bias of a linear layer.
+* ``rope``: keys are rotated by their position (Su et al., arXiv 2104.09864; halves of a head are paired, base 10000).
+  A bias becomes an oscillation, fast in the first channels, slow in the last ones of either half.
+* ``constant``: two channels of every head hardly change (by a thousandth), and one does not at all.
+* ``outliers``: one token in 256 is 1000 times as large as the others (exaggerated).
+* ``sink``: token 0 has values fifty times smaller than it would have, and its key is at four deviations in every
+  channel: the extreme of its chunk (attention sinks, arXiv 2309.17453).
 
 They are applied in this order. Without any, keys and values are independent normal variables, with a deviation of its
 own for every channel and a slow drift along tokens. One seed gives one cache for as long as numpy's generator stays the

@@ -56,7 +56,8 @@ class WithSinks(Scheme):
     @property
     def title(self) -> str:  # type: ignore[override]
         """Name for tables."""
-        return f"{self.scheme.title}; first {self.tokens} tokens exact"
+        first = "first token" if self.tokens == 1 else f"first {self.tokens} tokens"
+        return f"{self.scheme.title}; {first} exact"
 
     @property
     def paper(self) -> str:  # type: ignore[override]
