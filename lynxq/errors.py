@@ -52,6 +52,10 @@ class BackendError(LynxqError, RuntimeError):
     """The backend asked for does not exist or cannot run here."""
 
 
+class MissingLibraryError(LynxqError, ImportError):
+    """A library that an optional part of lynxq needs is not installed."""
+
+
 class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 

@@ -60,6 +60,11 @@ class Method:
         """What codes tensors of a kind."""
         return self.values if kind == "value" else self.keys
 
+    @property
+    def available(self) -> bool:
+        """Whether the libraries that the method needs are there."""
+        return all(coder.available for coder in (self.keys, self.values) if isinstance(coder, Scheme))
+
 
 #: Every method by name, in the order of tables.
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -137,7 +142,9 @@ def evaluate(
     methods: Iterable[str | Method] = DEFAULT_METHODS,
     *,
     token_axis: int,
+    head_dim: int | None = None,
     kind_of: Callable[[str], Kind | None] = naming.kind_of,
+    layer_of: Callable[[str], int | None] = naming.layer_of,
     progress: Callable[[str, str], None] | None = None,
 ) -> list[Row]:
     """Code tensors by several methods, decode them, and measure the errors, pooled over the tensors of a kind.
@@ -151,8 +158,12 @@ def evaluate(
         Names in `METHODS`, or methods of your own.
     token_axis : int
         The axis of tokens, in all tensors.
+    head_dim : int, optional
+        Channels of one head, where the last axis holds several.
     kind_of : callable
         From a tensor's name to "key", "value" or None; :func:`lynxq.naming.kind_of` by default.
+    layer_of : callable
+        From a tensor's name to the number of its layer or None; :func:`lynxq.naming.layer_of` by default.
     progress : callable, optional
         Called with a tensor's and a method's name whenever the method is done with the tensor.
 
@@ -167,6 +178,8 @@ def evaluate(
         If a method is not known or given twice.
     DTypeError, ShapeError, NonFiniteError
         If a tensor cannot be coded; a note (``__notes__``) names it.
+    MissingLibraryError
+        If a baseline needs a library that is not installed (`Method.available` tells).
 
     Examples
     --------
@@ -186,10 +199,10 @@ def evaluate(
     chosen = _methods(methods)
     pools: dict[tuple[str, RowTier, RowKind], _Pool] = {}
     for name, array in tensors.items() if isinstance(tensors, Mapping) else tensors:
-        kind = kind_of(name)
+        kind, layer = kind_of(name), layer_of(name)
         for method in chosen:
             try:
-                for tier, nbytes, errors in _measure(array, method.coder(kind), token_axis):
+                for tier, nbytes, errors in _measure(array, method.coder(kind), token_axis, head_dim, layer):
                     pools.setdefault((method.name, tier, kind or "other"), _Pool()).add(nbytes, errors)
             except LynxqError as error:
                 error.add_note(f"tensor {name!r}, method {method.name!r}")
@@ -217,13 +230,15 @@ def _methods(methods: Iterable[str | Method]) -> list[Method]:
     return list(chosen.values())
 
 
-def _measure(x: Array, coder: Params | Scheme, token_axis: int) -> Iterator[tuple[RowTier, int, ErrorSums]]:
+def _measure(
+    x: Array, coder: Params | Scheme, token_axis: int, head_dim: int | None, layer: int | None
+) -> Iterator[tuple[RowTier, int, ErrorSums]]:
     """Bytes and errors of every tier."""
     if isinstance(coder, Scheme):
-        coded = coder.encode(x, token_axis=token_axis)
+        coded = coder.encode(x, token_axis=token_axis, head_dim=head_dim, layer=layer)
         yield "-", coded.nbytes, ErrorSums.of(x, coded.decode(), token_axis=token_axis)
         return
-    encoded = encode(x, coder, token_axis=token_axis)
+    encoded = encode(x, coder, token_axis=token_axis, head_dim=head_dim)
     near = decode_anchor(encoded)
     yield "anchor", encoded.anchor_only().nbytes, ErrorSums.of(x, near, token_axis=token_axis)
     near = decode_full(encoded, out=near)

@@ -1,4 +1,4 @@
-"""What a tensor is, judged by its name: keys or values, and which preset suits it."""
+"""What a tensor is, judged by its name: keys or values, of which layer, and which preset suits it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _LETTERS: Mapping[str, Kind] = {"k": "key", "v": "value"}
 #: A run of lower-case letters with or without its capital, a run of capitals that ends before such a word, or
 #: digits: "keyCache0" is key, Cache, 0 and "KVCache" is KV, Cache.
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+
+#: A number behind a word for a layer, with at most one separator between.
+_LAYER = re.compile(r"(?:^|[^a-z])(?:layers?|blocks?|blk|h)[^a-z0-9]?([0-9]+)", re.IGNORECASE)
+#: A number that touches no letter.
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 
 
 def kind_of(name: str) -> Kind | None:
@@ -53,6 +58,31 @@ def kind_of(name: str) -> Kind | None:
         if kinds:
             return kinds.pop() if len(kinds) == 1 else None
     return None
+
+
+def layer_of(name: str) -> int | None:
+    """Tell from a tensor's name which layer it belongs to.
+
+    The number that follows the word layer, layers, block, blocks, blk or h; if there is none, the only number in the
+    name that touches no letter.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    int or None
+        None if the name has no such number, or several.
+
+    Examples
+    --------
+    >>> from lynxq.naming import layer_of
+    >>> layer_of("model.layers.7.v_proj"), layer_of("past_key_values.3.value"), layer_of("deepseek_v2.latent")
+    (7, 3, None)
+    """
+    numbers = {int(number) for number in _LAYER.findall(name) or _NUMBER.findall(name)}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def preset_for(kind: Kind | None) -> Params:

@@ -427,7 +427,8 @@ def test_without_numba(block, reason):
 
 def test_what_is_there():
     there = backends.available()
-    assert there == dict.fromkeys(("cpu", "reference"))
+    assert {name: there[name] for name in ("cpu", "reference")} == dict.fromkeys(("cpu", "reference"))
+    assert set(there) == {"cpu", "reference", "cuda"}
     assert backends.get().name == "cpu"
     with pytest.raises(BackendError, match="backend must be one of cpu, reference, got 'gpu'"):
         backends.get("gpu")

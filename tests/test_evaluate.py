@@ -129,13 +129,13 @@ def test_methods_of_your_own():
         def for_kind(self, kind):
             return PerKind(kind)
 
-        def compress(self, values, token_axis):
-            del values, token_axis
+        def compress(self, values, context):
+            del values, context
             return {"none": np.zeros(0, np.uint8)}
 
-        def restore(self, parts, shape, token_axis):
-            del parts, token_axis
-            return np.full(shape, {"key": 0.0, "value": np.nan, None: 1.0}[self.kind], np.float32)
+        def restore(self, parts, context):
+            del parts
+            return np.full(context.block, {"key": 0.0, "value": np.nan, None: 1.0}[self.kind], np.float32)
 
     mine = Method("5+3", "split 5+3", Params.keys(anchor_bits=5, residual_bits=3), Params.values())
     rows = evaluate(cache(), [mine, Method.of_scheme(PerKind())], token_axis=0)
@@ -179,3 +179,27 @@ def test_errors_name_the_method_or_the_tensor():
 
 def test_one_name_is_one_method():
     assert evaluate(cache(), "int4", token_axis=0) == evaluate(cache(), ["int4"], token_axis=0)
+
+
+def test_schemes_learn_the_layer_and_the_head_dim():
+    seen = []
+
+    class Curious(Scheme):
+        name, title = "curious", "remembers what it is told"
+
+        def compress(self, values, context):
+            seen.append((context.layer, context.block))
+            return {"none": values[:0]}
+
+        def restore(self, parts, context):
+            return np.zeros((*context.block[:3], context.block[3] + parts["none"].size), np.float32)
+
+    tensors = {f"layer.{layer}.key": np.ones((9, 8), np.float32) for layer in (0, 7)}
+    evaluate(tensors, [Method.of_scheme(Curious())], token_axis=0, head_dim=4)
+    evaluate(tensors, [Method.of_scheme(Curious())], token_axis=0, layer_of=len)
+    assert seen == [(0, (1, 9, 2, 4)), (7, (1, 9, 2, 4)), (11, (1, 9, 1, 8)), (11, (1, 9, 1, 8))]
+
+
+def test_methods_without_their_library_are_known(monkeypatch):
+    monkeypatch.setattr(baselines.base, "find_spec", {}.get)
+    assert {name for name, method in METHODS.items() if not method.available} == {"cachegen", "cachegen-lmcache"}

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lynxq import Params
-from lynxq.naming import kind_of, preset_for
+from lynxq.naming import kind_of, layer_of, preset_for
 
 KEYS = [
     "key",
@@ -98,3 +98,28 @@ def test_preset_for():
     assert preset_for("key") == Params.keys()
     assert preset_for("value") == Params.values()
     assert preset_for(None) == Params.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("layer.0.key", 0),
+        ("model.layers.7.self_attn.k_proj", 7),
+        ("deepseek_v2.layers.12.key", 12),
+        ("llama_v3.layer_5.k", 5),
+        ("Layer29/v", 29),
+        ("transformer.h.3.attn", 3),
+        ("blk.4.attn_k", 4),
+        ("past_key_values.3.value", 3),
+        ("present.11.key", 11),
+        ("smollm2.5.key", 5),
+        ("past_key_values.key_cache.3", 3),
+        ("key", None),
+        ("deepseek_v2.latent", None),
+        ("0.1.key", None),
+        ("layers.1.block.2.k", None),
+        ("", None),
+    ],
+)
+def test_layers(name, layer):
+    assert layer_of(name) == layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
@@ -12,20 +13,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lynxq import arrays, dtypes
+from lynxq.arguments import integer
 from lynxq.arrays import Array, Library
 from lynxq.dtypes import DType
-from lynxq.errors import NonFiniteError, ShapeError
+from lynxq.errors import MissingLibraryError, NonFiniteError, ShapeError
 from lynxq.naming import Kind
 
-#: What a scheme stores: named arrays. Nothing else may reach its decoder but shape, dtype and token axis.
+#: What a scheme stores: named arrays. Nothing else may reach its decoder but the `Context`.
 Parts = Mapping[str, NDArray[Any]]
+F32 = NDArray[np.float32]
+
+_MAX_LENGTH = 1 << 48
+
+
+@dataclass(frozen=True)
+class Context:
+    """What both sides know of a tensor without its being stored, as lynxq's own figures leave it out, too.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : DType
+        Values kept verbatim are kept in it.
+    token_axis : int
+        Not negative.
+    head_dim : int
+        Channels of one head.
+    layer : int or None
+        Number of the layer, for schemes that treat layers differently.
+    first_token : int
+        Position of the tensor's first token in its sequence.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    token_axis: int
+    head_dim: int
+    layer: int | None = None
+    first_token: int = 0
+
+    @property
+    def block(self) -> tuple[int, int, int, int]:
+        """The shape that schemes see: (outer, tokens, heads, head dim)."""
+        inner = prod(self.shape[self.token_axis + 1 :])
+        outer = prod(self.shape[: self.token_axis])
+        return outer, self.shape[self.token_axis], inner // self.head_dim, self.head_dim
 
 
 class Scheme(ABC):
     """A compression scheme to compare with; immutable, and with all its settings in the object.
 
-    A new one implements :meth:`compress` and :meth:`restore` on float32 arrays; conversions, checks and the
-    counting of bytes are done here. Scales, tables, outliers and masks are parts like the codes: they count.
+    A new one implements :meth:`compress` and :meth:`restore` on float32 arrays of four axes; conversions, checks,
+    layouts and the counting of bytes are done here. Scales, tables, outliers and masks are parts like the codes:
+    they count.
 
     Attributes
     ----------
@@ -33,21 +73,27 @@ class Scheme(ABC):
         Short name, as the command line takes it.
     title : str
         Name for tables.
+    paper : str
+        Where the scheme is from.
+    requires : str or None
+        A library that is not a dependency of lynxq itself.
     """
 
     name: str
     title: str
+    paper: str = ""
+    requires: str | None = None
 
     @abstractmethod
-    def compress(self, values: NDArray[np.float32], token_axis: int) -> Parts:
+    def compress(self, values: F32, context: Context) -> Parts:
         """Code a tensor.
 
         Parameters
         ----------
-        values : ndarray of float32, shape (outer…, tokens, inner…)
-            Finite; any axis may be empty. Not to be changed.
-        token_axis : int
-            Not negative.
+        values : ndarray of float32, shape (outer, tokens, heads, head dim)
+            Finite and C-contiguous; any axis may be empty. Not to be changed.
+        context : Context
+            ``context.block`` is the shape of `values`.
 
         Returns
         -------
@@ -56,15 +102,27 @@ class Scheme(ABC):
         """
 
     @abstractmethod
-    def restore(self, parts: Parts, shape: tuple[int, ...], token_axis: int) -> NDArray[np.float32]:
-        """Reconstruct a tensor from what :meth:`compress` returned, and from nothing else."""
+    def restore(self, parts: Parts, context: Context) -> F32:
+        """Reconstruct the values from what :meth:`compress` returned, and from nothing else.
+
+        Returns
+        -------
+        ndarray of float32, shape ``context.block``
+        """
 
     def for_kind(self, kind: Kind | None) -> Scheme:
         """The variant for keys or for values, in schemes that treat them differently; otherwise itself."""
         del kind
         return self
 
-    def encode(self, x: Array, *, token_axis: int) -> CodedBaseline:
+    @property
+    def available(self) -> bool:
+        """Whether the library that the scheme needs is there."""
+        return self.requires is None or find_spec(self.requires) is not None
+
+    def encode(
+        self, x: Array, *, token_axis: int, head_dim: int | None = None, layer: int | None = None, first_token: int = 0
+    ) -> CodedBaseline:
         """Code a tensor of keys or values.
 
         Parameters
@@ -73,6 +131,12 @@ class Scheme(ABC):
             float32, float16 or bfloat16, with any strides. All values must be finite.
         token_axis : int
             The axis of tokens.
+        head_dim : int, optional
+            Channels of one head, a divisor of the last axis, which is the head by default.
+        layer : int, optional
+            Number of the layer.
+        first_token : int
+            Position of the tensor's first token in its sequence.
 
         Returns
         -------
@@ -84,6 +148,8 @@ class Scheme(ABC):
             If an argument does not fit.
         NonFiniteError
             If a value is NaN or infinite.
+        MissingLibraryError
+            If the scheme needs a library that is not installed.
 
         Examples
         --------
@@ -93,17 +159,35 @@ class Scheme(ABC):
         >>> coded.nbytes, coded.decode().max()
         (16, np.float32(15.0))
         """
+        if not self.available:
+            raise MissingLibraryError(
+                f"scheme {self.name} needs the library {self.requires}: pip install 'lynxq[baselines]'"
+            )
         source = arrays.as_raw(x)
-        shape = source.raw.shape
-        if not -len(shape) <= token_axis < len(shape):
-            raise ShapeError(f"token_axis must be an axis of shape {shape}, got {token_axis}")
+        context = _context(source, token_axis, head_dim, layer, first_token)
         bad = dtypes.nonfinite(source.raw, source.dtype)
         if bad.any():
-            first = np.unravel_index(int(bad.argmax()), shape)
+            first = np.unravel_index(int(bad.argmax()), context.shape)
             raise NonFiniteError(int(np.count_nonzero(bad)), tuple(int(i) for i in first))
-        axis = token_axis % len(shape)
-        parts = self.compress(dtypes.to_float32(source.raw, source.dtype), axis)
-        return CodedBaseline(self, shape, source.dtype, axis, source.library, dict(parts))
+        values = dtypes.to_float32(source.raw, source.dtype).reshape(context.block)
+        parts = self.compress(np.ascontiguousarray(values), context)
+        return CodedBaseline(self, context, source.library, dict(parts))
+
+
+def _context(
+    source: arrays.RawArray, token_axis: int, head_dim: int | None, layer: int | None, first_token: int
+) -> Context:
+    shape = source.raw.shape
+    if not -len(shape) <= token_axis < len(shape):
+        raise ShapeError(f"token_axis must be an axis of shape {shape}, got {token_axis}")
+    axis = token_axis % len(shape)
+    last = shape[-1] if axis < len(shape) - 1 else 1
+    head = max(last, 1) if head_dim is None else integer("head_dim", head_dim, 1, _MAX_LENGTH)
+    if last % head:
+        raise ShapeError(f"head_dim must divide the last axis, of length {last}, got {head}")
+    first = integer("first_token", first_token, 0, _MAX_LENGTH)
+    number = None if layer is None else integer("layer", layer, 0, _MAX_LENGTH)
+    return Context(shape, source.dtype, axis, head, number, first)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,22 +199,33 @@ class CodedBaseline:
     Attributes
     ----------
     scheme : Scheme
-    shape : tuple of int
-    dtype : DType
-    token_axis : int
-        Not negative.
+    context : Context
+        What the decoder knows besides.
     library : {"numpy", "torch"}
         What :meth:`decode` returns.
     parts : mapping of str to ndarray
-        Everything that is stored, but for shape, dtype and settings (which lynxq's figures leave out, too).
+        Everything that is stored.
     """
 
     scheme: Scheme
-    shape: tuple[int, ...]
-    dtype: DType
-    token_axis: int
+    context: Context
     library: Library
     parts: Parts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return self.context.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the tensor."""
+        return self.context.dtype
+
+    @property
+    def token_axis(self) -> int:
+        """The axis of tokens, not negative."""
+        return self.context.token_axis
 
     @property
     def nbytes(self) -> int:
@@ -155,7 +250,7 @@ class CodedBaseline:
         array, shape ``self.shape``
             Rounded to nearest even; values beyond the dtype's largest one become that one.
         """
-        values = self.scheme.restore(self.parts, self.shape, self.token_axis)
+        values = self.scheme.restore(self.parts, self.context).reshape(self.shape)
         result = arrays.empty(self.shape, self.dtype, self.library)
         arrays.as_raw(result).raw[...] = dtypes.from_float32(values, self.dtype)
         return result

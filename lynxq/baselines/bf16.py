@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lynxq import dtypes
-from lynxq.baselines.base import Parts, Scheme
+from lynxq.baselines.base import F32, Context, Parts, Scheme
 
 
 @dataclass(frozen=True)
@@ -26,15 +23,15 @@ class BFloat16(Scheme):
     (4, [1.0, 3.140625])
     """
 
-    name: str = "bf16"
-    title: str = "BF16, uncompressed"
+    name = "bf16"
+    title = "BF16, uncompressed"
+    paper = "-"
 
-    def compress(self, values: NDArray[np.float32], token_axis: int) -> Parts:
+    def compress(self, values: F32, context: Context) -> Parts:
         """Code a tensor; see :meth:`Scheme.compress`."""
-        del token_axis
+        del context
         return {"values": dtypes.from_float32(values, dtypes.BFLOAT16).reshape(-1)}
 
-    def restore(self, parts: Parts, shape: tuple[int, ...], token_axis: int) -> NDArray[np.float32]:
+    def restore(self, parts: Parts, context: Context) -> F32:
         """Reconstruct a tensor; see :meth:`Scheme.restore`."""
-        del token_axis
-        return dtypes.to_float32(parts["values"], dtypes.BFLOAT16).reshape(shape)
+        return dtypes.to_float32(parts["values"], dtypes.BFLOAT16).reshape(context.block)

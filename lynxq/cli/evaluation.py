@@ -37,12 +37,28 @@ def _table(rows: Sequence[evaluate.Row]) -> Table:
     return table
 
 
-def _evaluate(file: TensorFile, methods: Sequence[str], token_axis: int, title: str) -> list[evaluate.Row]:
+def _evaluate(
+    file: TensorFile, methods: Sequence[str], token_axis: int, title: str, head_dim: int | None = None
+) -> list[evaluate.Row]:
     sizes = {name: file.nbytes(name) for name in file.names}
     with console.progress(title, sum(sizes.values()) * len(methods)) as advance:
         return evaluate.evaluate(
-            file.items(), methods, token_axis=token_axis, progress=lambda name, _: advance(sizes[name])
+            file.items(),
+            methods,
+            token_axis=token_axis,
+            head_dim=head_dim,
+            progress=lambda name, _: advance(sizes[name]),
         )
+
+
+def _chosen(methods: str) -> list[str]:
+    """Names of methods; all are those whose libraries are there, and a line says which are not."""
+    if methods != "all":
+        return [name.strip() for name in methods.split(",")]
+    missing = [name for name, method in evaluate.METHODS.items() if not method.available]
+    if missing:
+        console.err.print(f"left out, for want of the extra lynxq[baselines]: {', '.join(missing)}")
+    return [name for name in evaluate.METHODS if name not in missing]
 
 
 def eval_(
@@ -51,15 +67,16 @@ def eval_(
         str, typer.Option(help=f"names separated by commas, or all: {', '.join(evaluate.METHODS)}")
     ] = ",".join(evaluate.DEFAULT_METHODS),
     token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
+    head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure the error of several methods on the tensors of a file, keys and values apart.
 
     Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8
     """
-    chosen = list(evaluate.METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    chosen = _chosen(methods)
     with open_tensors(source) as file:
-        rows = _evaluate(file, chosen, token_axis, f"evaluating {source.name}")
+        rows = _evaluate(file, chosen, token_axis, f"evaluating {source.name}", head_dim)
     if as_json:
         typer.echo(json.dumps([asdict(row) | {"bits_per_element": row.bits_per_element} for row in rows], indent=2))
         return
