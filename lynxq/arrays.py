@@ -36,10 +36,15 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
+def _tensor_class() -> Any:
+    """torch.Tensor, or None if torch is not imported, or not yet: another thread may be importing it."""
+    return getattr(_torch(), "Tensor", None)
+
+
 def library_of(array: object) -> Library:
     """Which library an array belongs to; raises `DTypeError` for anything that is not an array on the CPU."""
-    torch = _torch()
-    if torch is not None and isinstance(array, torch.Tensor):
+    torch, tensor = _torch(), _tensor_class()
+    if tensor is not None and isinstance(array, tensor):
         if array.device.type != "cpu":
             raise DTypeError(f"no backend here handles tensors on device {str(array.device)!r}")
         if array.layout is not torch.strided:
@@ -165,12 +170,7 @@ def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType
         raise DTypeError(f"out must be a {library} array like the encoded tensor, got {type(array).__name__}")
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(array.shape)}")
-    if library == "torch":
-        if array.is_neg():
-            raise DTypeError("out must not be a tensor that torch negates lazily")
-        if array.requires_grad:
-            raise DTypeError("out must not require a gradient: writing to it would go past autograd")
-        _torch().autograd.graph.increment_version(array)  # so that autograd notices a value saved for backward
+    claim_output(array, "out")
     result = as_raw(array)
     if dtype is not None and result.dtype is not dtype:
         raise DTypeError(f"out must have dtype {dtype.name}, got {result.dtype.name}")
@@ -179,6 +179,19 @@ def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType
     if overlaps_itself(result.raw):
         raise ShapeError(f"out must not overlap itself, got shape {result.raw.shape}, strides {result.raw.strides}")
     return result
+
+
+def claim_output(array: Array, what: str) -> None:
+    """Refuse a torch tensor, on any device, that must not be written to past torch; tell autograd of all others."""
+    tensor = _tensor_class()
+    if tensor is None or not isinstance(array, tensor):
+        return
+    if array.is_neg():
+        raise DTypeError(f"{what} must not be a tensor that torch negates lazily")
+    if array.requires_grad:
+        raise DTypeError(f"{what} must not require a gradient: writing to it would go past autograd")
+    if not array.is_inference():  # so that autograd notices if the value was saved for backward
+        _torch().autograd.graph.increment_version(array)
 
 
 def overlaps_itself(raw: Any) -> bool:

@@ -75,13 +75,13 @@ class RawArray:
 
 
 def _is_cuda_tensor(array: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor) and array.device.type == "cuda"
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch
+    return tensor is not None and isinstance(array, tensor) and array.device.type == "cuda"
 
 
 def _is_cupy(array: object) -> bool:
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(array, cupy.ndarray)
+    ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
+    return ndarray is not None and isinstance(array, ndarray)
 
 
 def on_device(array: object) -> bool:
@@ -150,6 +150,7 @@ def as_output(array: Array, shape: Sequence[int], library: Library, dtype: DType
         raise DTypeError(f"out must be a {library} array like the encoded tensor, got {type(array).__name__}")
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(array.shape)}")
+    arrays.claim_output(array, "out")
     result = as_raw(array)
     if dtype is not None and result.dtype is not dtype:
         raise DTypeError(f"out must have dtype {dtype.name}, got {result.dtype.name}")

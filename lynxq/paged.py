@@ -164,6 +164,7 @@ def _decode(encoded: Encoded, tier: Tier, cache: Array, block_table: Array, back
     anchor = devices.as_bytes(encoded.anchor, "anchor")
     stream = encoded.residual_for(tier)
     residual = None if stream is None else devices.as_bytes(stream, "residual")
+    arrays.claim_output(cache, "cache")
     target = _cache(cache)
     if target.library != encoded.framework or not devices.same_device(target.raw, anchor):
         raise DTypeError(f"cache must be a {encoded.framework} array on the device of the streams")

@@ -6,8 +6,11 @@ a pool that is busy, or gone after a fork, only means fewer helpers.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -17,12 +20,14 @@ from lynxq.arguments import integer, shown
 from lynxq.errors import ParamsError
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 #: Most threads of one call; memory bounds them too.
 MAX_THREADS = 64
 #: Shares of work per thread: small enough that a thread that is held up does not hold up the others.
 _SHARES = 4
+#: Units that a thread works on alone before an interrupt is noticed.
+_ALONE = 64
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -38,13 +43,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
+def _usual_arithmetic() -> None:
+    """Give a new thread the default floating-point environment: it has inherited that of whoever asked first."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
+
+
 def _get_pool() -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor  # here: it is not light, and most imports never need it
 
     global _pool  # noqa: PLW0603
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="lynxq")
+            _pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="lynxq", initializer=_usual_arithmetic)
         return _pool
 
 
@@ -76,31 +88,44 @@ def thread_count(threads: object) -> int:
 def run(work: Callable[[int, int], None], units: int, threads: int) -> None:
     """Call ``work(first, last)`` for ranges that cover all units, on up to `threads` threads.
 
-    An exception in any of them is raised here, after all have ended.
+    An exception in any of them, also an interrupt of the caller, is raised here: after all have ended, and without
+    starting further ranges.
     """
-    threads = min(threads, units)
-    if threads <= 1:
-        if units:
-            work(0, units)
-        return
-    from concurrent.futures import wait
-
-    shares = min(units, threads * _SHARES)
-    edges = [units * i // shares for i in range(shares + 1)]
-    ranges = iter(list(pairwise(edges)))  # next() of a list's iterator is atomic
+    threads = max(min(threads, units), 1)
+    shares = min(units, threads * _SHARES if threads > 1 else 1 + units // _ALONE)
+    edges = [units * i // shares for i in range(shares + 1)] if shares else [0]
+    ranges = deque(pairwise(edges))  # a pop is atomic
 
     def drain() -> None:
-        for first, last in ranges:
+        while True:
+            try:
+                first, last = ranges.popleft()
+            except IndexError:
+                return
             work(first, last)
 
-    helpers = []
-    with suppress(RuntimeError):  # no new threads: the interpreter is shutting down
-        for _ in range(threads - 1):
-            helpers.append(_get_pool().submit(drain))  # noqa: PERF401 - those before a failure count
+    helpers: list[Future[None]] = []
     try:
+        with suppress(RuntimeError):  # no new threads: the interpreter is shutting down
+            for _ in range(threads - 1):
+                helpers.append(_get_pool().submit(drain))  # noqa: PERF401 - those before a failure count
         drain()
     finally:
-        started = [helper for helper in helpers if not helper.cancel()]
-        wait(started)
-    for helper in started:
-        helper.result()
+        ranges.clear()
+        _wait_for(helpers)
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.result()
+
+
+def _wait_for(helpers: list[Future[None]]) -> None:
+    """Wait until no helper writes to the caller's memory any more, however often the caller is interrupted."""
+    interrupt: BaseException | None = None
+    for helper in helpers:
+        while not helper.cancel() and not helper.done():
+            try:
+                helper.exception()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+    if interrupt is not None:
+        raise interrupt

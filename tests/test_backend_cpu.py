@@ -453,3 +453,34 @@ def test_one_specialization_for_each_type_of_elements():
     assert len(cpu.encode_f32.signatures) == 1
     assert len(cpu.decode_f32.signatures) == 1
     assert arrays.as_raw(x).dtype.name == "float32"
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "nonsense"])
+def test_a_damaged_kernel_cache_is_made_anew(tmp_path, damage):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from lynxq.backends.cpu.kernels.jit import kernel\n"
+        "@kernel\ndef more(x):\n    return x + 1\n"
+        "print(more(1), sum(more.stats.cache_hits.values()))\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT.parent)}
+    printed = []
+    for _ in range(4):
+        command = [sys.executable, str(script)]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+        printed.append(result.stdout)
+        if len(printed) == 2:
+            files = [*tmp_path.rglob("*.nbi"), *tmp_path.rglob("*.nbc")]
+            assert len(files) == 2
+            for path in files:
+                data = path.read_bytes()
+                path.write_bytes({"empty": b"", "half": data[: len(data) // 2], "nonsense": b"\x80" * 99}[damage])
+    assert printed == ["2 0\n", "2 1\n", "2 0\n", "2 1\n"]
+
+
+def test_without_compilation_the_reference_is_taken():
+    code = "import numpy as np, lynxq; print(lynxq.backends.available()['cpu'])"
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT.parent)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert "NUMBA_DISABLE_JIT" in result.stdout

@@ -50,7 +50,7 @@ def _load(name: str) -> tuple[Backend | None, str]:
 def _warn(name: str, reason: str, instead: str) -> None:
     """Say once that a slower backend is used."""
     message = f"backend {name!r} does not run here, {instead!r} is used, which is many times slower ({reason})"
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def available() -> dict[str, str | None]:

@@ -10,7 +10,7 @@ import sys
 from itertools import product
 from typing import Any
 
-import numba  # noqa: F401 - before all that needs it, so that an error names it
+import numba  # before all that needs it, so that an error names it
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +42,8 @@ _MAX_SCRATCH = 6 << 20
 #: Verbatim values that are converted at a time.
 _BLOCK = 1 << 16
 
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("compilation is switched off (NUMBA_DISABLE_JIT)")
 if sys.byteorder != "little":
     raise ImportError("the cpu backend needs a little-endian machine")
 

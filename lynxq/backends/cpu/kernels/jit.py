@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
 #: No reassociation and no contraction: the arithmetic of the codec is normative. Division follows numpy. Kernels
@@ -26,10 +30,35 @@ def inner(function: Callable[..., Any]) -> Any:
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, cached on disk if there is a folder to keep it in."""
-    try:
-        return njit(cache=True, **_KERNEL)(function)
-    except RuntimeError:  # neither the install folder nor the user's cache folder can be written
-        return njit(**_KERNEL)(function)
+    dispatcher = njit(**_KERNEL)(function)
+    with suppress(RuntimeError):  # neither the install folder nor the user's cache folder can be written
+        dispatcher._cache = _Cache(function)
+    return dispatcher
+
+
+class _Cache(FunctionCache):
+    """numba's cache on disk as a help: what cannot be read is compiled anew, what cannot be kept is not kept."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # noqa: BLE001 - whatever unpickling damaged bytes raises
+            with suppress(Exception):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(Exception):
+            super().save_overload(sig, data)
+
+
+def _hold_compiler(hold: Callable[[], Any], release: Callable[[], Any]) -> None:
+    """Let no process fork while a thread compiles: the child would wait for a lock that nobody holds there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release)
+
+
+_hold_compiler(global_compiler_lock.acquire, global_compiler_lock.release)
 
 
 def _digest() -> int:
