@@ -24,7 +24,7 @@ def test_the_window_is_what_it_says(t_res, tpot, margin, cap):
     needed = t_res / tpot
     if size < cap:
         assert size - margin >= needed * (1 - 1e-8)
-        assert size - margin < needed + 1
+        assert size - margin <= needed + 1
     else:
         assert needed + 1 + margin >= cap * (1 - 1e-8)
 
@@ -185,6 +185,7 @@ def test_rates_of_the_monitor(pairs):
     assert monitor.full_acceptance is None
     monitor.add(np.array(drafted), np.array(accepted))
     assert monitor.acceptance_rate == pytest.approx(sum(accepted) / sum(drafted), rel=1e-5)
+    assert monitor.mean_accepted == pytest.approx(sum(accepted) / len(pairs), rel=1e-5)
     full = sum(a == d for d, a in zip(drafted, accepted, strict=True)) / len(pairs)
     assert monitor.full_acceptance == pytest.approx(full, rel=1e-5, abs=1e-9)
 

@@ -60,8 +60,7 @@ class HealthMonitor:
         self._low, self._high = real("low", low, 0.0), real("high", high, 0.0)
         if not self._low <= self._high <= 1:
             raise ParamsError(f"low and high must be 0 <= low <= high <= 1, got {low} and {high}")
-        self._full, self._tokens = Ratio(half_life), Ratio(half_life)
-        self._mean = Ratio(half_life)
+        self._full, self._accepted, self._drafted = Ratio(half_life), Ratio(half_life), Ratio(half_life)
         self._minimum = integer("minimum", minimum, 1, 1 << 31, ParamsError)
         self._probe_every = integer("probe_every", probe_every, 0, 1 << 31, ParamsError)
         self._seen = self._chosen = 0
@@ -93,8 +92,8 @@ class HealthMonitor:
 
     def _count(self, made: int, kept: int) -> None:
         self._full.add(float(kept == made), 1)
-        self._tokens.add(kept, 1)
-        self._mean.add(made, 1)
+        self._accepted.add(kept, 1)
+        self._drafted.add(made, 1)
         self._seen += 1
         rate = self._full.value or 0.0
         if self._seen < self._minimum:
@@ -107,8 +106,13 @@ class HealthMonitor:
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted over drafted tokens, recent requests counting more; None before the first one."""
-        kept, made = self._tokens.value, self._mean.value
+        kept, made = self._accepted.value, self._drafted.value
         return None if kept is None or made is None else kept / made
+
+    @property
+    def mean_accepted(self) -> float | None:
+        """Accepted tokens of a request, recent requests counting more; None before the first one."""
+        return self._accepted.value
 
     @property
     def full_acceptance(self) -> float | None:
