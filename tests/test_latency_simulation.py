@@ -70,10 +70,11 @@ def check_link(given_requests, result, bits):
         if interval.start > clock:  # idle: nothing waits
             assert all(t.arrival >= interval.start or t.residual_ready <= clock + 1e-9 for t in traces)
         clock = interval.stop
-        middle = (interval.start + interval.stop) / 2
         waiting = {
             stream: tuple(
-                i for i, trace in enumerate(traces) if sizes[stream][i] and trace.arrival < middle < ends[stream][i]
+                i
+                for i, trace in enumerate(traces)
+                if sizes[stream][i] and trace.arrival <= interval.start and interval.stop <= ends[stream][i]
             )
             for stream in ("anchor", "residual")
         }
