@@ -142,6 +142,25 @@ def test_a_wide_vocabulary_of_float32_logits():
     assert verify(draft, target, np.array([0.369, 0.5])).accepted.tolist() == [0]
 
 
+@given(st.integers(0, 2**32), st.integers(2, 2000))
+def test_draws_are_exact_to_a_trillionth(seed, width):
+    rng = np.random.default_rng(seed)
+    weights = rng.random(width) + 1e-6
+    edges = np.cumsum(weights) / weights.sum()
+    column = int(rng.integers(width - 1))
+    uniforms = edges[column] + np.array([-1e-12, 1e-12])
+    assert rows.draw(np.tile(weights, (2, 1)), uniforms).tolist() == [column, column + 1]
+
+
+def test_probabilities_that_are_a_little_off_are_normalised():
+    made = Distributions.from_probabilities(np.array([[0.5, 0.4995], [0.25, 0.75]]))
+    np.testing.assert_allclose(made.probabilities(), [[0.5 / 0.9995, 0.4995 / 0.9995], [0.25, 0.75]], rtol=1e-15)
+    q = Distributions.from_probabilities(np.array([[0.5, 0.5]]))
+    draft, edge = Draft(np.array([1]), q, [1]), 0.4995 / 0.9995 / 0.5
+    for nudge, kept in ((-1e-9, 1), (1e-9, 0)):
+        assert verify(draft, made, np.array([edge + nudge, 0.5])).accepted.tolist() == [kept]
+
+
 def test_uniform_150k_is_drawn_evenly():
     made = Distributions.from_logits(np.zeros((1, 150_001), np.float32))
     for token in (0, 1, 75_000, 150_000):
