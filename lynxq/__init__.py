@@ -1,7 +1,7 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`, `metrics`,
-`naming`, `paged`, `synthetic` and `testing` are public too, and imported when they are first used.
+The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`, `latency`,
+`metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and imported when first used.
 """
 
 import sys as _sys
@@ -51,7 +51,10 @@ __all__ = [
     "save_split",
 ]
 
-_SUBMODULES = ("backends", "baselines", "errors", "evaluate", "metrics", "naming", "paged", "synthetic", "testing")
+_SUBMODULES = (
+    *("backends", "baselines", "errors", "evaluate", "latency", "metrics", "naming"),
+    *("paged", "speculative", "synthetic", "testing"),
+)
 
 
 def __getattr__(name: str) -> object:

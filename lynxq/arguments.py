@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, get_args
 
@@ -51,3 +52,18 @@ def instance(what: str, value: object, kind: type, error: type[LynxqError]) -> N
     """Raise `error` unless a value is an instance of a class."""
     if not isinstance(value, kind):
         raise error(f"{what} must be of type {kind.__name__}, got {type(value).__name__}")
+
+
+def real(what: str, value: object, low: float, high: float = math.inf, *, exclusive: bool = False) -> float:
+    """A finite number from `low` (or above it, if `exclusive`) to `high`; raises `ParamsError` for anything else."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ParamsError(f"{what} must be a number, got {shown(value)}") from None
+    if isinstance(value, str | bytes | bool) or not math.isfinite(number):
+        raise ParamsError(f"{what} must be a finite number, got {shown(value)}")
+    if not low <= number <= high or (exclusive and number == low):
+        least = f"above {low:g}" if exclusive else f"at least {low:g}"
+        most = "" if high == math.inf else f" and at most {high:g}"
+        raise ParamsError(f"{what} must be {least}{most}, got {number:g}")
+    return number

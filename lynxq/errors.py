@@ -48,6 +48,10 @@ class NonFiniteError(LynxqError, ValueError):
         return type(self), (self.count, self.first_index)
 
 
+class DistributionError(LynxqError, ValueError):
+    """A row is no probability distribution, or a token cannot have been drawn from the one that it came with."""
+
+
 class BackendError(LynxqError, RuntimeError):
     """The backend asked for does not exist or cannot run here."""
 
