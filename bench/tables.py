@@ -14,6 +14,10 @@ _OPERATIONS = {
 }
 
 
+#: Methods that README shows; the result has all of them.
+_IN_README = ("pair", "keys", "paper", "int8", "int8-channel", "int4", "int4-g64", "kivi4-w0", "kvquant4", "turboquant4")
+
+
 def quality(result: dict[str, Any]) -> list[str]:
     """Methods, keys and values side by side."""
     cells: dict[tuple[str, str], dict[str, Any]] = {}
@@ -24,6 +28,8 @@ def quality(result: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for (method, tier), kinds in cells.items():
+        if method not in _IN_README:
+            continue
         key, value = kinds["key"], kinds["value"]
         lines.append(
             f"| {result['titles'][method]} | {tier} "
