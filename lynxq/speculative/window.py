@@ -79,9 +79,9 @@ class Ratio:
         above, below = real("numerator", numerator, 0.0), real("denominator", denominator, 0.0)
         if below == 0:
             return
-        kept = 0.5 ** (below / self._half_life)
-        self._sum = self._sum * kept + above / below * (1 - kept)
-        self._weight = self._weight * kept + (1 - kept)
+        gained = -math.expm1(-math.log(2) * below / self._half_life)  # exact also where it is tiny
+        self._sum = self._sum * (1 - gained) + above / below * gained
+        self._weight = self._weight * (1 - gained) + gained
 
     @property
     def value(self) -> float | None:
