@@ -66,7 +66,7 @@ def test_windows_refuse_what_makes_no_sense(arguments):
         window(*arguments)
 
 
-SAMPLES = st.lists(st.tuples(st.floats(0, 1e6), st.floats(1e-3, 100)), min_size=1, max_size=20)
+SAMPLES = st.lists(st.tuples(st.just(0.0) | st.floats(1e-6, 1e6), st.floats(1e-3, 100)), min_size=1, max_size=20)
 
 
 @given(SAMPLES, st.floats(0.1, 100))
@@ -87,6 +87,13 @@ def test_cutting_a_sample_changes_nothing(samples, parts):
         for _ in range(parts):
             cut.add(above / parts, below / parts)
     assert cut.value == pytest.approx(whole.value, rel=1e-9)
+
+
+def test_a_long_half_life_loses_no_sample():
+    ratio = Ratio(1e30)
+    ratio.add(3.0, 1.0)
+    ratio.add(5.0, 1.0)
+    assert ratio.value == pytest.approx(4.0)
 
 
 def test_estimates_follow_a_change():

@@ -79,9 +79,10 @@ class Ratio:
         above, below = real("numerator", numerator, 0.0), real("denominator", denominator, 0.0)
         if below == 0:
             return
-        kept = 0.5 ** (below / self._half_life)
-        self._sum = self._sum * kept + above / below * (1 - kept)
-        self._weight = self._weight * kept + (1 - kept)
+        halvings = below / self._half_life
+        kept, gained = 0.5**halvings, -math.expm1(-math.log(2) * halvings)  # each exact where it is tiny
+        self._sum = self._sum * kept + above / below * gained
+        self._weight = self._weight * kept + gained
 
     @property
     def value(self) -> float | None:
