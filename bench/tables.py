@@ -77,7 +77,16 @@ def throughput(result: dict[str, Any]) -> list[str]:
         f"({slowest['ratio_in_processor_time']:.0f} in processor time), for {slowest['operation']} with the "
         f"{slowest['preset']} preset. {_machine(result)}."
     )
-    return [*lines, "", note]
+    scaled = {preset: [] for preset in dict.fromkeys(row["preset"] for row in result["scaling"])}
+    for row in result["scaling"]:
+        scaled[row["preset"]].append(f"{_OPERATIONS[row['operation']]} {row['speedup']:.2f}")
+    speedups = "; ".join(f"{preset}: {', '.join(items)}" for preset, items in scaled.items())
+    count = result["scaling"][0]["threads"]
+    threads_note = (
+        f"Calls that follow each other without a copy by one thread in between are faster with {count} threads than "
+        f"with one by these factors: {speedups}."
+    )
+    return [*lines, "", note, "", threads_note]
 
 
 def _speed(pair: list[dict[str, Any]], sizes: list[int], operation: str) -> tuple[float, float]:

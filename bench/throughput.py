@@ -18,7 +18,7 @@ import numpy as np
 from environment import RESULTS, environment, load_average
 from shapes import MAIN_SHAPE, SHAPES, Shape
 from storage import container_operations, default_directory, filesystem, threads_of_load
-from timing import Operation, figures, interleaved, shown
+from timing import Operation, figures, interleaved, shown, speedup
 
 import lynxq
 from lynxq import Params, backends
@@ -73,6 +73,21 @@ def measure(
     return rows
 
 
+def scaling(shape: Shape, *, tokens: int, threads: int, rounds: int, backend: str) -> list[dict[str, Any]]:
+    """How much faster several threads are than one, for both presets."""
+    x, axis = shape.tensor(tokens)
+    out = np.empty_like(x)
+    rows = []
+    for preset, params in PRESETS.items():
+        encoded = lynxq.encode(x, params, token_axis=axis, backend=backend)
+        one, several = (_codec_operations(x, encoded, out, backend, count) for count in (1, threads))
+        for name in one:
+            found = speedup(one[name], several[name], rounds)
+            print(f"{shape.name} {preset:6} {name:13} {threads} threads: {found['speedup']:.2f} times one", flush=True)
+            rows.append({"shape": shape.name, "preset": preset, "operation": name, "threads": threads, **found})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one shape, few rounds, nothing written")
@@ -100,6 +115,7 @@ def main() -> None:
     reference = measure(
         MAIN_SHAPE, tokens=options.tokens, threads=1, rounds=REFERENCE_ROUNDS, backend="reference", directory=None
     )
+    scaled = scaling(MAIN_SHAPE, tokens=options.tokens, threads=2, rounds=2 * rounds + 1, backend=options.backend)
     if options.quick:
         return
     result = {
@@ -118,6 +134,7 @@ def main() -> None:
         "main_shape": MAIN_SHAPE.name,
         "rows": rows,
         "reference_rows": reference,
+        "scaling": scaled,
     }
     options.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(options.output)

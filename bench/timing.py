@@ -29,6 +29,25 @@ def _sample(copy: Operation, operation: Operation) -> tuple[float, float, float,
     return middle[0] - start[0], end[0] - middle[0], middle[1] - start[1], end[1] - middle[1]
 
 
+def speedup(one: Operation, several: Operation, rounds: int) -> dict[str, float]:
+    """How much faster `several` is than `one`, in turn, each right after an untimed run of itself.
+
+    A copy by one thread in between would leave the data in the caches of that thread's processor and let the others
+    fall asleep: that is what `interleaved` shows, and not what a stream of tensors meets.
+    """
+    ratios = []
+    for _ in range(rounds):
+        seconds = []
+        for operation in (one, several):
+            operation()
+            start = time.perf_counter()
+            operation()
+            seconds.append(time.perf_counter() - start)
+        ratios.append(seconds[0] / seconds[1])
+    quarters = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"speedup": round(quarters[1], 2), "speedup_iqr": round(quarters[2] - quarters[0], 2), "rounds": rounds}
+
+
 def _summary(rows: list[tuple[float, float, float, float]]) -> dict[str, float]:
     copied, taken, copied_cpu, taken_cpu = zip(*rows, strict=True)
     quarters = statistics.quantiles(taken, n=4, method="inclusive")
