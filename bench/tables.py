@@ -83,8 +83,8 @@ def throughput(result: dict[str, Any]) -> list[str]:
     speedups = "; ".join(f"{preset}: {', '.join(items)}" for preset, items in scaled.items())
     count = result["scaling"][0]["threads"]
     threads_note = (
-        f"Calls that follow each other without a copy by one thread in between are faster with {count} threads than "
-        f"with one by these factors: {speedups}."
+        f"Many calls in a row, as for the layers of a cache, are faster with {count} threads than with one by these "
+        f"factors: {speedups}."
     )
     return [*lines, "", note, "", threads_note]
 

@@ -115,7 +115,7 @@ def main() -> None:
     reference = measure(
         MAIN_SHAPE, tokens=options.tokens, threads=1, rounds=REFERENCE_ROUNDS, backend="reference", directory=None
     )
-    scaled = scaling(MAIN_SHAPE, tokens=options.tokens, threads=2, rounds=2 * rounds + 1, backend=options.backend)
+    scaled = scaling(MAIN_SHAPE, tokens=options.tokens, threads=2, rounds=7, backend=options.backend)
     if options.quick:
         return
     result = {
