@@ -1,4 +1,4 @@
-"""Range coding by the library constriction (Bamler, arXiv 2201.01741; pypi.org/project/constriction).
+"""Range coding by the library constriction (Bamler, arXiv 2201.01741).
 
 The encoder and the decoder see the same sequence of models. All runs of symbols share one stream of 32-bit words.
 """
