@@ -77,14 +77,15 @@ def throughput(result: dict[str, Any]) -> list[str]:
         f"({slowest['ratio_in_processor_time']:.0f} in processor time), for {slowest['operation']} with the "
         f"{slowest['preset']} preset. {_machine(result)}."
     )
-    scaled = {preset: [] for preset in dict.fromkeys(row["preset"] for row in result["scaling"])}
-    for row in result["scaling"]:
-        scaled[row["preset"]].append(f"{_OPERATIONS[row['operation']]} {row['speedup']:.2f}")
-    speedups = "; ".join(f"{preset}: {', '.join(items)}" for preset, items in scaled.items())
     count = result["scaling"][0]["threads"]
+    gains = []
+    for where in ("free", "placed"):
+        rows = [row for row in result["scaling"] if row[where] is not None]
+        factors = [f"{row['preset']} {_OPERATIONS[row['operation']]} {row[where]['speedup']:.2f}" for row in rows]
+        gains.append("; ".join(factors))
     threads_note = (
         f"Many calls in a row, as for the layers of a cache, are faster with {count} threads than with one by these "
-        f"factors: {speedups}."
+        f"factors, where the scheduler places threads: {gains[0]}. With each thread on a processor of its own: {gains[1]}."
     )
     return [*lines, "", note, "", threads_note]
 

@@ -18,7 +18,7 @@ import numpy as np
 from environment import RESULTS, environment, load_average
 from shapes import MAIN_SHAPE, SHAPES, Shape
 from storage import container_operations, default_directory, filesystem, threads_of_load
-from timing import Operation, figures, interleaved, shown, speedup
+from timing import Operation, figures, interleaved, placed, shown, speedup
 
 import lynxq
 from lynxq import Params, backends
@@ -82,9 +82,20 @@ def scaling(shape: Shape, *, tokens: int, threads: int, rounds: int, backend: st
         encoded = lynxq.encode(x, params, token_axis=axis, backend=backend)
         one, several = (_codec_operations(x, encoded, out, backend, count) for count in (1, threads))
         for name in one:
-            found = speedup(one[name], several[name], rounds)
-            print(f"{shape.name} {preset:6} {name:13} {threads} threads: {found['speedup']:.2f} times one", flush=True)
-            rows.append({"shape": shape.name, "preset": preset, "operation": name, "threads": threads, **found})
+            several[name]()  # now there are threads to place
+            free = speedup(one[name], several[name], rounds)
+            with placed() as done:
+                own = speedup(one[name], several[name], rounds) if done else None
+            row = {
+                "shape": shape.name,
+                "preset": preset,
+                "operation": name,
+                "threads": threads,
+                "free": free,
+                "placed": own,
+            }
+            print(f"{shape.name} {preset:6} {name:13} {threads} threads, times one: {free} {own}", flush=True)
+            rows.append(row)
     return rows
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Operation = Callable[[], object]
@@ -29,6 +32,28 @@ def _sample(copy: Operation, operation: Operation) -> tuple[float, float, float,
     operation()
     end = _clocks()
     return middle[0] - start[0], end[0] - middle[0], middle[1] - start[1], end[1] - middle[1]
+
+
+@contextmanager
+def placed() -> Iterator[bool]:
+    """Keep this thread on one processor and those of lynxq on the others, where the system allows; says whether.
+
+    Calls of a few milliseconds are over before a scheduler has moved a thread away from the processor of the one that
+    woke it.
+    """
+    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(processors) < 2:
+        yield False
+        return
+    helpers = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("lynxq")]
+    os.sched_setaffinity(threading.get_native_id(), processors[:1])
+    try:
+        for helper in helpers:
+            os.sched_setaffinity(helper, processors[1:])
+        yield True
+    finally:
+        for thread in (threading.get_native_id(), *helpers):
+            os.sched_setaffinity(thread, processors)
 
 
 def speedup(one: Operation, several: Operation, rounds: int) -> dict[str, float]:
