@@ -85,7 +85,8 @@ def throughput(result: dict[str, Any]) -> list[str]:
         gains.append("; ".join(factors))
     threads_note = (
         f"Many calls in a row, as for the layers of a cache, are faster with {count} threads than with one by these "
-        f"factors, where the scheduler places threads: {gains[0]}. With each thread on a processor of its own: {gains[1]}."
+        f"factors, where the scheduler places threads: {gains[0]}. "
+        f"With each thread on a processor of its own: {gains[1]}."
     )
     return [*lines, "", note, "", threads_note]
 
