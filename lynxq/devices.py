@@ -19,7 +19,7 @@ from lynxq.arrays import Array, overlaps_itself
 from lynxq.dtypes import DType
 from lynxq.errors import DTypeError, ShapeError
 
-#: Libraries of arrays, and those whose arrays can be on a device.
+#: Libraries of arrays.
 Library = Literal["numpy", "torch", "cupy"]
 
 

@@ -12,11 +12,11 @@ from functools import cache
 
 from lynxq.arguments import shown
 from lynxq.backends.base import Backend
-from lynxq.backends.placement import device_backend, device_reasons, get_for
+from lynxq.backends.placement import device_reasons, get_for
 from lynxq.dtypes import BY_NAME, named
 from lynxq.errors import BackendError
 
-__all__ = ["available", "device_backend", "get", "get_for", "warmup"]
+__all__ = ["available", "get", "get_for", "warmup"]
 
 
 def _cpu() -> Backend:

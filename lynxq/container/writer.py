@@ -173,9 +173,9 @@ def append(
         Reader(path, residual=residual, expect=expect, allow_trailing=allow_trailing).close()
     walks = [_whole(each, allow_trailing=allow_trailing) for each in paths]
     last = join(walks[0], walks[1] if residual is not None else None)[-1]
-    streams = tuple(last.places)
-    if streams != common_streams(entries):
-        raise SegmentError(f"a segment must have the streams {streams}, got {common_streams(entries)}")
+    streams, given = tuple(last.places), common_streams(entries)
+    if streams != given:
+        raise SegmentError(f"a segment must have the streams {streams}, got {given}")
     ahead = len(walks[-1].segments) - len(walks[0].segments)
     if ahead > 1:
         raise ResidualMismatchError(
