@@ -197,16 +197,10 @@ def score(against: Reference, tensors: Mapping[str, Array]) -> Scores:
     ShapeError
         If tensors are missing, or have other shapes.
     """
-    torch = libraries.torch()
     passage = against.passage
     _check(passage, tensors)
     logits = passage.model.forward(_continuation(passage), cache_of(passage.model, tensors))[0]
-    following = passage.tokens[passage.prefix + 1 :].to(logits.device)
-    parts = [
-        _compare(against.logits[rows], logits[rows], following[rows])
-        for rows in (slice(start, start + _ROWS) for start in range(0, len(logits), _ROWS))
-    ]
-    kl, agrees, nll = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    kl, agrees, nll = _compare(against, logits)
     errors = tuple(
         call.error(tensors[f"layer.{call.layer}.key"], tensors[f"layer.{call.layer}.value"])
         for call in against.calls
@@ -251,7 +245,7 @@ def quality(
 def _quality(
     against: Reference, methods: list[Method | PerTensor], progress: Callable[[str], None] | None
 ) -> Iterator[Quality]:
-    exact = _perplexity(against)
+    exact = math.exp(_compare(against, against.logits)[2].mean())
     for one in methods:
         for near in coding.reconstructions(against.passage.tensors, one):
             begin = time.perf_counter()
@@ -297,22 +291,20 @@ def _continuation(passage: Passage) -> Array:
     return passage.tokens[None, passage.prefix : -1]
 
 
-def _perplexity(against: Reference) -> float:
+def _compare(against: Reference, logits: Array) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
+    """KL, agreement and -log p, in float64: single precision is as coarse as the smallest KLs."""
     passage = against.passage
-    following = passage.tokens[passage.prefix + 1 :].to(against.logits.device)
-    total = 0.0
-    for start in range(0, len(following), _ROWS):
+    following = passage.tokens[passage.prefix + 1 :, None].to(logits.device)
+    parts = []
+    for start in range(0, len(logits), _ROWS):
         rows = slice(start, start + _ROWS)
-        total += float(_compare(against.logits[rows], against.logits[rows], following[rows])[2].sum())
-    return math.exp(total / len(following))
-
-
-def _compare(exact: Array, near: Array, following: Array) -> tuple[Array, Array, Array]:
-    """KL, agreement and -log p of some rows, in float64: single precision is as coarse as the smallest KLs."""
-    p, q = exact.double().log_softmax(-1), near.double().log_softmax(-1)
-    # Equal logits give exactly 0. Rounding may leave a sum of tiny terms below it, and no KL is negative.
-    kl = (p.exp() * (p - q)).sum(-1).clamp(min=0)
-    return kl, exact.argmax(-1) == near.argmax(-1), -q.gather(1, following[:, None])[:, 0]
+        p, q = against.logits[rows].double().log_softmax(-1), logits[rows].double().log_softmax(-1)
+        # Equal logits give exactly 0. Rounding may leave a sum of tiny terms below it, and no KL is negative.
+        kl = (p.exp() * (p - q)).sum(-1).clamp(min=0)
+        same = against.logits[rows].argmax(-1) == logits[rows].argmax(-1)
+        parts.append([kl, same, -q.gather(1, following[rows])[:, 0]])
+    kl, same, nll = (np.concatenate([x.cpu().numpy() for x in part]) for part in zip(*parts, strict=True))
+    return kl, same, nll
 
 
 def _divergence(against: Reference, tensors: Mapping[str, Array]) -> int | None:
