@@ -14,6 +14,7 @@ import transformers
 from lynxq import lab
 from lynxq.errors import DownloadError, ModelError, ParamsError
 from lynxq.lab import download, results, texts
+from lynxq.lab.converted import converted
 from tests.lab_models import some_tokens, tiny
 
 CONTENT = b"weights" * 1000
@@ -83,6 +84,44 @@ def test_where_downloads_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("LYNXQ_CACHE", "~/elsewhere")
     assert download.cache_folder().parts[-1] == "elsewhere"
     assert "~" not in str(download.cache_folder())
+
+
+def test_a_conversion_is_made_once_and_again_if_it_is_damaged(tmp_path):
+    model, gguf = tiny(), tmp_path / "little.Q4.gguf"
+    read = []
+
+    def convert():
+        def reader(path):
+            read.append(path)
+            return model.module, model.tokenizer
+
+        return converted(gguf, reader)
+
+    folder = convert()
+    assert folder == convert() == tmp_path / "little.Q4"
+    assert read == [gguf]
+    expected = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} < set(expected)
+    for count, name in enumerate(sorted(expected), 2):
+        damaged = bytearray(expected[name])
+        damaged[len(damaged) // 2] ^= 1
+        (folder / name).write_bytes(damaged)
+        assert {path.name: path.read_bytes() for path in convert().iterdir()} == expected
+        assert len(read) == count
+    (folder / "model.safetensors").unlink()
+    assert {path.name: path.read_bytes() for path in convert().iterdir()} == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["little.Q4"]
+    weights = zip(model.module.parameters(), lab.load(folder).module.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path):
+    def reader(path):
+        raise ModelError("no")
+
+    with pytest.raises(ModelError):
+        converted(tmp_path / "little.gguf", reader)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
