@@ -1,8 +1,7 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`, `latency`,
-`metrics`, `naming`, `paged`, `plots`, `speculative`, `synthetic` and `testing` are public too, and imported when first
-used.
+The public surface is what this module names. The submodules that `_SUBMODULES` lists are public too, and imported when
+first used.
 """
 
 import sys as _sys
@@ -53,8 +52,20 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "errors", "evaluate", "latency", "metrics", "naming"),
-    *("paged", "plots", "speculative", "synthetic", "testing"),
+    "backends",
+    "baselines",
+    "errors",
+    "evaluate",
+    "lab",
+    "latency",
+    "metrics",
+    "naming",
+    "paged",
+    "plots",
+    "speculative",
+    "stream",
+    "synthetic",
+    "testing",
 )
 
 

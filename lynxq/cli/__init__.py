@@ -8,7 +8,7 @@ import sys
 import typer
 
 import lynxq
-from lynxq.cli import console, convert, evaluation, inspect
+from lynxq.cli import console, convert, evaluation, inspect, lab
 
 app = typer.Typer(
     name="lynxq",
@@ -35,6 +35,7 @@ def _options(
 for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
+app.add_typer(lab.app)
 
 
 def main() -> None:
