@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from lynxq.errors import ProtocolError
+from lynxq.arguments import shown
+from lynxq.errors import ParamsError, ProtocolError
 from lynxq.format.frames import Buffer
 from lynxq.stream.records import MIN_CONTROL, Record, Type
 
@@ -126,6 +127,16 @@ def read_reason(record: Record) -> tuple[int, str]:
             f"a reason must have {_CODE.size} to {_CODE.size + MAX_REASON} bytes, got {len(record.body)}"
         )
     return _CODE.unpack_from(record.body)[0], bytes(record.body[_CODE.size :]).decode("utf-8", "replace")
+
+
+def check_name(name: object) -> None:
+    """Raise `ParamsError` unless a name can be asked for."""
+    try:
+        size = len(name.encode()) if isinstance(name, str) else 0
+    except UnicodeEncodeError:
+        size = 0
+    if not 1 <= size <= MAX_NAME:
+        raise ParamsError(f"a name must be a string of 1 to {MAX_NAME} bytes of UTF-8, got {shown(name)}")
 
 
 def read_name(record: Record) -> str:

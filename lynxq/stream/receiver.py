@@ -16,7 +16,7 @@ from lynxq.stream.events import Cancelled, Closed, Done, Event, Failed
 from lynxq.stream.headers import read_header
 from lynxq.stream.incoming import Incoming
 from lynxq.stream.limits import ReceiverLimits
-from lynxq.stream.messages import MAX_NAME, Code, Hello, Role, read_reason, reason_record
+from lynxq.stream.messages import Code, Hello, Role, check_name, read_reason, reason_record
 from lynxq.stream.records import MIN_CONTROL, Record, RecordReader, Type
 from lynxq.stream.windows import Window
 
@@ -89,8 +89,7 @@ class Receiver:
         tier : {"full", "anchor"}
             With "anchor" no residual is sent.
         """
-        if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= MAX_NAME:
-            raise ParamsError(f"a name must be a string of 1 to {MAX_NAME} bytes, got {name!r:.100}")
+        check_name(name)
         choice("tier", tier, Tier)
         self._last_request += 1
         wanted: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")

@@ -13,12 +13,10 @@ from lynxq.layout import Stream
 from lynxq.stream.events import Cancelled, Closed, Delivered, Ended, Event, Requested
 from lynxq.stream.limits import SenderLimits
 from lynxq.stream.messages import Code, Hello, Role, read_checksums, read_name, read_reason, reason_record
-from lynxq.stream.outgoing import ChangedError, Outgoing, State
-from lynxq.stream.records import HEADER_SIZE, Record, RecordReader, Type
-from lynxq.stream.shares import Shares
+from lynxq.stream.outgoing import ChangedError, Outgoing
+from lynxq.stream.records import Record, RecordReader, Type
+from lynxq.stream.scheduler import Scheduler
 from lynxq.stream.sources import Source
-
-_STREAMS: tuple[Stream, ...] = ("anchor", "residual")
 
 
 def _nothing() -> None:
@@ -75,9 +73,7 @@ class Sender:
         self._requests: dict[int, _Asked] = {}
         self._last_request = 0
         self._checksums = 0
-        self._limit: dict[Stream, int] = {"anchor": 0, "residual": 0}
-        self._used: dict[Stream, int] = {"anchor": 0, "residual": 0}
-        self._shares: dict[Stream, Shares] = {"anchor": Shares(), "residual": Shares()}
+        self._scheduler = Scheduler(self._source_failed, self._queue)
         self._ended: list[Event] = []
         self._broken = False
 
@@ -143,7 +139,8 @@ class Sender:
         self._greeted.add(channel)
         if channel == 0:
             self.peer = hello
-            self._limit = {"anchor": hello.anchor_limit, "residual": hello.residual_limit}
+            self._scheduler.credit("anchor", hello.anchor_limit)
+            self._scheduler.credit("residual", hello.residual_limit)
         answer = Hello(
             role=Role.SENDER,
             session=hello.session,
@@ -163,7 +160,7 @@ class Sender:
             text = f"at most {self.limits.max_requests} requests are served at a time"
             self._queue(reason_record(Type.END, Code.BUSY, text, record.request))
             return None
-        streams = _STREAMS[: record.kind + 1]
+        streams = tuple(STREAMS.values())[: record.kind + 1]
         self._requests[record.request] = _Asked(streams, record.total)
         return Requested(record.request, name, streams)
 
@@ -192,10 +189,7 @@ class Sender:
             asked.start()
 
     def _credit(self, record: Record) -> None:
-        stream = STREAMS[record.kind]
-        if record.total < self._limit[stream]:
-            raise ProtocolError(f"{stream} credit must not fall, got {record.total} after {self._limit[stream]}")
-        self._limit[stream] = record.total
+        self._scheduler.credit(STREAMS[record.kind], record.total)
 
     def _again(self, record: Record) -> None:
         asked = self._known(record)
@@ -239,6 +233,7 @@ class Sender:
             self._end(request, Code.CHANGED, "there are other tensors under this name than before")
             return False
         self._queue(Record(Type.OPEN, request=request, body=header.pack()))
+        self._scheduler.add(asked.sending)
         asked.start()
         return True
 
@@ -247,6 +242,10 @@ class Sender:
         if request in self._requests:
             self._forget(Ended(request, code, reason))
             self._queue(reason_record(Type.END, code, reason, request))
+
+    def _source_failed(self, sending: Outgoing, error: Exception) -> None:
+        code = Code.CHANGED if isinstance(error, ChangedError) else Code.FAILED
+        self._end(sending.number, code, str(error) or type(error).__name__)
 
     def _end(self, request: int, code: int, reason: str) -> None:
         self._ended.append(Ended(request, code, reason))
@@ -257,8 +256,7 @@ class Sender:
         self._checksums -= sum(len(pages) for pages in asked.have.values())
         if asked.sending is not None:
             asked.sending.close()
-        for shares in self._shares.values():
-            shares.forget(event.request)
+        self._scheduler.remove(event.request)
         return event
 
     def keepalive(self, channel: int = 0) -> None:
@@ -329,46 +327,16 @@ class Sender:
         return data
 
     def _next_data(self, channel: int) -> bytes | None:
-        anchor = self._turn("anchor")
+        if self.peer is None:
+            return None
+        anchor = self._scheduler.turn("anchor")
         if anchor is not None:  # while it waits for the first connection, nothing leaves on the second
             return self._data("anchor", anchor) if channel == 0 and not self._control[0] else None
-        if self.peer is None or channel != self.peer.channels - 1:
+        if channel != self.peer.channels - 1:
             return None
-        residual = self._turn("residual")
+        residual = self._scheduler.turn("residual")
         return None if residual is None or self._control[channel] else self._data("residual", residual)
 
-    def _turn(self, stream: Stream) -> Outgoing | None:
-        """The request whose turn it is to send bytes of a stream, None if no byte can leave."""
-        shares, credit = self._shares[stream], self._limit[stream] - self._used[stream]
-        waits = False  # a frame waits for credit: no other frame may take it away
-        for request in shares.order(self._requests):
-            sending = self._requests[request].sending
-            if sending is None or (waits and not sending.begun(stream)):
-                continue
-            state = self._state(sending, stream, credit)
-            if state is State.READY:
-                return sending
-            waits = waits or state is State.NO_CREDIT
-            if state is State.NOTHING:
-                shares.idle(request)
-        return None
-
-    def _state(self, sending: Outgoing, stream: Stream, credit: int) -> State:
-        try:
-            state = sending.state(stream, credit)
-        except Exception as error:  # noqa: BLE001 - whatever a source raises, only its request ends
-            code = Code.CHANGED if isinstance(error, ChangedError) else Code.FAILED
-            self._end(sending.number, code, str(error) or type(error).__name__)
-            return State.NOTHING
-        while sending.lost:
-            self._queue(sending.lost.popleft())
-        return state
-
     def _data(self, stream: Stream, sending: Outgoing) -> bytes:
-        if self.peer is None:
-            raise RuntimeError("data is sent before the greeting")
-        record = sending.take(stream, self.peer.max_data)
-        if record.offset == 0:
-            self._used[stream] += record.total
-        self._shares[stream].charge(sending.number, HEADER_SIZE + len(record.body))
-        return record.pack()
+        most = 0 if self.peer is None else self.peer.max_data
+        return self._scheduler.take(stream, sending, most).pack()

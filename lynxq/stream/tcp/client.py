@@ -14,9 +14,10 @@ from lynxq.errors import ConnectionLostError, LynxqError, ParamsError, TransferE
 from lynxq.layout import Tier
 from lynxq.stream.events import AnchorPage, Closed, ResidualPage
 from lynxq.stream.limits import ReceiverLimits, Timeouts
+from lynxq.stream.received import Received
 from lynxq.stream.receiver import Receiver
 from lynxq.stream.tcp.sockets import MARKS, mark
-from lynxq.stream.tcp.transfer import Ready, Sink, Transfer
+from lynxq.stream.tcp.transfer import MakeSink, Ready, Transfer
 from lynxq.stream.tcp.wire import Wire, first_to_end
 
 
@@ -85,7 +86,7 @@ class Client:
         name: str,
         tier: Tier = "full",
         *,
-        sink: Sink | None = None,
+        sink: MakeSink = Received,
         on_anchor_ready: Callable[[Ready], None] | None = None,
         on_residual_ready: Callable[[Ready], None] | None = None,
     ) -> Transfer:
@@ -97,8 +98,8 @@ class Client:
         tier : {"full", "anchor"}
             With "anchor" no residual is sent.
         sink : callable, optional
-            What takes the pages, instead of ``Transfer.received``: called with each `AnchorPage` and `ResidualPage`.
-            It must be quick: nothing else is received meanwhile.
+            Makes what takes the pages: called with the `Header`, returns an object with a method ``add`` that is called
+            with each `AnchorPage` and `ResidualPage`. By default :class:`Received`, which puts the tensors together.
         on_anchor_ready, on_residual_ready : callable, optional
             Called with a `Ready` for each page, after it was taken.
 
@@ -116,7 +117,7 @@ class Client:
             name,
             number,
             cancel=lambda: self._cancel(number),
-            sink=sink,
+            make_sink=sink,
             on_anchor_ready=on_anchor_ready,
             on_residual_ready=on_residual_ready,
         )
