@@ -51,8 +51,9 @@ def forwards(data):
 class Pair:
     """A sender and a receiver, and what the receiver got so far."""
 
-    def __init__(self, sources, *, channels=1, limits=None, sender_limits=None):
+    def __init__(self, sources, *, channels=1, limits=None, sender_limits=None, make=Received):
         self.sources = sources
+        self.make = make
         self.sender = stream.Sender(sender_limits)
         self.receiver = stream.Receiver(limits)
         self.sender_limits = sender_limits
@@ -102,7 +103,7 @@ class Pair:
         while (event := self.receiver.next_event()) is not None:
             fresh.append(event)
             if isinstance(event, RequestOpened):
-                self.received[event.request] = Received(event.header)
+                self.received[event.request] = self.make(event.header)
             elif isinstance(event, AnchorPage | ResidualPage):
                 self.received[event.request].add(event)
         self.events += fresh

@@ -103,12 +103,14 @@ class Receiver:
 
     def cancel(self, request: int) -> None:
         """Want no more of a request: nothing of it is handed out any more but a last `Cancelled`."""
-        if request not in self._requests:
+        incoming = self._requests.pop(request, None)
+        if incoming is None:
             return
-        self._drop(request)
-        self._delivery.tell(Cancelled(request))
-        if self._connected:
+        if self._connected and not incoming.done:
             self._queue(Record(Type.CANCEL, request=request))
+        incoming.end(Cancelled(request))
+        self._delivery.drop(request)
+        self._delivery.tell(Cancelled(request))
 
     def connect(self, channels: int = 1, session: bytes | None = None) -> None:
         """Begin a connection, or two that belong together: queue greetings, and all requests that are not done.
@@ -174,7 +176,7 @@ class Receiver:
         Taking a page makes room for another one; see `data_to_send`.
         """
         event = self._delivery.take()
-        if isinstance(event, Done):
+        if isinstance(event, Done | Failed):
             self._requests.pop(event.request, None)
         return event
 
@@ -301,19 +303,13 @@ class Receiver:
     def _fail(self, incoming: Incoming, code: int, reason: str) -> None:
         """End a request from this side."""
         self._queue(Record(Type.CANCEL, request=incoming.number))
-        self._drop(incoming.number)
-        self._delivery.tell(Failed(incoming.number, code, reason))
+        incoming.end(Failed(incoming.number, code, reason))
 
     def _lost(self, record: Record, incoming: Incoming) -> None:
         incoming.lose((STREAMS[record.kind], record.tensor, record.page))
 
     def _end(self, record: Record, incoming: Incoming) -> None:
-        code, reason = read_reason(record)
-        self._drop(incoming.number)
-        self._delivery.tell(Failed(incoming.number, code, reason))
-
-    def _drop(self, request: int) -> None:
-        self._requests.pop(request).drop()
+        incoming.end(Failed(incoming.number, *read_reason(record)))
 
     def _answer(self, incoming: Incoming) -> None:
         while incoming.answers:
