@@ -109,7 +109,7 @@ class Pair:
         self.events += fresh
         return fresh
 
-    def run(self, change=lambda data, channel: data, size=1):
+    def run(self, change=lambda data, _: data, size=1):
         """Carry bytes until there are none; `change` may damage each portion."""
         moved = True
         while moved:

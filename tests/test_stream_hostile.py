@@ -187,7 +187,7 @@ def conversation(side):
         return receive(data, channel)
 
     pair.sender.receive = overhear
-    pair.run(lambda data, channel: said["sender"].append(data) or data)
+    pair.run(lambda data, _: said["sender"].append(data) or data)
     CONVERSATION.update({key: b"".join(value) for key, value in said.items()})
     return CONVERSATION[side]
 

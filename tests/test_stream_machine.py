@@ -204,7 +204,7 @@ class Transfers(RuleBasedStateMachine):
             if not event.damaged:
                 self.check_whole(request)
         elif isinstance(event, Failed):
-            raise AssertionError(event)
+            raise AssertionError(event)  # noqa: TRY004
         elif isinstance(event, Cancelled):
             self.over[request] = event
         else:

@@ -373,7 +373,9 @@ def damage(page, kind, times, at=-1):
                 if record.offset <= place < end:
                     changed = bytearray(part)
                     changed[HEADER_SIZE + place - record.offset] ^= 4
-                    part, left[0] = bytes(changed), left[0] - 1
+                    left[0] -= 1
+                    out += changed
+                    continue
             out += part
         return out
 
@@ -657,11 +659,10 @@ def test_an_error_is_passed_on():
         pair.ask("p")
         pair.run(size=1)
         getattr(pair, side).fail(Code.FAILED, "out of order")
+        take = pair.receiver.receive if side == "sender" else pair.sender.receive
+        said = pair.from_sender() if side == "sender" else pair.receiver.data_to_send()
         with pytest.raises(PeerError, match=r"out of order \(code 3\)"):
-            if side == "sender":
-                pair.receiver.receive(pair.from_sender())
-            else:
-                pair.sender.receive(pair.receiver.data_to_send())
+            take(said)
 
 
 # --- rules -------------------------------------------------------------------------------------------
@@ -724,7 +725,7 @@ def test_a_page_must_not_come_twice():
     pair.to_sender()
     parts = forwards(pair.from_sender(1 << 20))
     pair.receiver.receive(b"".join(parts))
-    again = [part for part in parts if records(part)[0].type == Type.DATA][0]
+    again = next(part for part in parts if records(part)[0].type == Type.DATA)
     with pytest.raises(ProtocolError, match="twice"):
         pair.receiver.receive(again)
 
@@ -839,7 +840,7 @@ def test_a_later_version_may_add_records_that_are_skipped():
     pair = Pair({"p": source()})
     request = pair.ask("p")
     extra = Record(0x8000, 5, 6, 7, 8, 9, 10, b"whatever").pack()
-    pair.run(lambda data, channel: b"".join(part + extra for part in forwards(data)))
+    pair.run(lambda data, _: b"".join(part + extra for part in forwards(data)))
     pair.check(request, encoded())
 
 

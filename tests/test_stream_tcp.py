@@ -5,7 +5,7 @@ import socket
 import ssl
 import time
 import warnings
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 import pytest
@@ -233,13 +233,15 @@ def test_a_token_bucket_limits_the_rate():
     async def main():
         tensors = {"k": wide(16 * 30)}
         size = EncodedSource(tensors).header.segment_size
-        async with tcp.serve({"p": EncodedSource(tensors)}, bucket=tcp.TokenBucket(size * 4)) as server:
-            async with connect(server, channels=2) as client:
-                begin = time.monotonic()
-                transfer = await client.request("p")
-                await transfer.done()
-                assert time.monotonic() - begin > 0.2  # a quarter of a second, but for the last portion
-                check(transfer, tensors)
+        async with (
+            tcp.serve({"p": EncodedSource(tensors)}, bucket=tcp.TokenBucket(size * 4)) as server,
+            connect(server, channels=2) as client,
+        ):
+            begin = time.monotonic()
+            transfer = await client.request("p")
+            await transfer.done()
+            assert time.monotonic() - begin > 0.2  # a quarter of a second, but for the last portion
+            check(transfer, tensors)
 
     run(main)
 
@@ -423,7 +425,7 @@ def test_a_client_that_leaves_in_the_middle():
         async with tcp.serve(
             {"p": EncodedSource(big)},
             bucket=tcp.TokenBucket(1e6),
-            on_event=lambda name, event: heard.append(type(event).__name__),
+            on_event=lambda _, event: heard.append(type(event).__name__),
         ) as server:
             async with connect(server, channels=2) as client:
                 transfer = await client.request("p")
@@ -465,10 +467,8 @@ async def talk(port, data, *, wait=True):
         return b""
     finally:
         writer.close()
-        try:
+        with suppress(ConnectionError):
             await writer.wait_closed()
-        except ConnectionError:
-            pass
 
 
 GREETING = Hello(role=Role.RECEIVER, session=b"t" * 16, max_data=256).record().pack()
@@ -507,7 +507,7 @@ def test_a_receiver_that_reads_nothing_is_dropped():
         big = {"k": wide(16 * 100, channels=8000)}
         heard = []
         async with tcp.serve(
-            {"p": EncodedSource(big)}, timeouts=QUICK, on_event=lambda name, event: heard.append(type(event).__name__)
+            {"p": EncodedSource(big)}, timeouts=QUICK, on_event=lambda _, event: heard.append(type(event).__name__)
         ) as server:
             reader, writer = await asyncio.open_connection(LOCAL, server.port, limit=1024)
             hello = Hello(role=Role.RECEIVER, session=b"s" * 16, max_data=1 << 16, max_control=1 << 20,
@@ -524,12 +524,16 @@ def test_a_receiver_that_reads_nothing_is_dropped():
 
 def test_connections_are_limited():
     async def main():
-        async with tcp.serve({"p": source()}, max_connections=2) as server:
-            async with connect(server) as one, connect(server) as two, connect(server, attempts=1) as three:
-                for client in (one, two):
-                    await (await client.request("p")).done()
-                with pytest.raises(ConnectionLostError):
-                    await three.request("p")
+        async with (
+            tcp.serve({"p": source()}, max_connections=2) as server,
+            connect(server) as one,
+            connect(server) as two,
+            connect(server, attempts=1) as three,
+        ):
+            for client in (one, two):
+                await (await client.request("p")).done()
+            with pytest.raises(ConnectionLostError):
+                await three.request("p")
 
     run(main)
 
@@ -602,13 +606,15 @@ def test_servers_that_are_none(kind):
         await reader.read()
 
     async def main():
-        async with stranger(script) as port:
-            async with tcp.connect(LOCAL, port, attempts=2, delay=0.001, timeouts=QUICK) as client:
-                with pytest.raises(ConnectionLostError) as caught:
-                    await client.request("p")
-                if kind == "error":
-                    assert "go away" in str(caught.value)
-                assert client.connections == 2
+        async with (
+            stranger(script) as port,
+            tcp.connect(LOCAL, port, attempts=2, delay=0.001, timeouts=QUICK) as client,
+        ):
+            with pytest.raises(ConnectionLostError) as caught:
+                await client.request("p")
+            if kind == "error":
+                assert "go away" in str(caught.value)
+            assert client.connections == 2
 
     run(main)
 
@@ -621,11 +627,10 @@ def test_a_server_that_only_says_that_it_lives_can_be_left():
             await asyncio.sleep(0.02)
 
     async def main():
-        async with stranger(script) as port:
-            async with tcp.connect(LOCAL, port, timeouts=QUICK) as client:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.5):
-                        await client.request("p")
+        async with stranger(script) as port, tcp.connect(LOCAL, port, timeouts=QUICK) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await client.request("p")
 
     run(main)
 
@@ -729,18 +734,21 @@ def through(proxy_arguments, *, channels=1, tensors=None, limits=None, **client_
 
     async def main():
         sent = encoded() if tensors is None else tensors
-        async with tcp.serve({"p": EncodedSource(sent)}) as server, Proxy(server.port, **proxy_arguments) as proxy:
-            async with tcp.connect(
+        async with (
+            tcp.serve({"p": EncodedSource(sent)}) as server,
+            Proxy(server.port, **proxy_arguments) as proxy,
+            tcp.connect(
                 LOCAL,
                 proxy.port,
                 channels=channels,
                 limits=limits or ReceiverLimits(max_data=512),
                 **{"delay": 0.001, "timeouts": QUICK, "attempts": 20, **client_arguments},
-            ) as client:
-                transfer = await client.request("p")
-                await transfer.done()
-                check(transfer, sent)
-                found.extend((transfer, client, proxy))
+            ) as client,
+        ):
+            transfer = await client.request("p")
+            await transfer.done()
+            check(transfer, sent)
+            found.extend((transfer, client, proxy))
 
     run(main)
     return found
