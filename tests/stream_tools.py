@@ -51,28 +51,28 @@ def forwards(data):
 class Pair:
     """A sender and a receiver, and what the receiver got so far."""
 
-    def __init__(self, sources, *, channels=1, limits=None, sender_limits=None, make=Received):
+    def __init__(self, sources, *, lanes=1, limits=None, sender_limits=None, make=Received):
         self.sources = sources
         self.make = make
         self.sender = stream.Sender(sender_limits)
         self.receiver = stream.Receiver(limits)
         self.sender_limits = sender_limits
-        self.channels = channels
+        self.lanes = lanes
         self.events = []
         self.sender_events = []
         self.received = {}
         self.to_receiver = {0: bytearray(), 1: bytearray()}
-        self.receiver.connect(channels)
+        self.receiver.connect(lanes)
 
     def ask(self, name, tier="full"):
         return self.receiver.request(name, tier)
 
     def to_sender(self):
         """What the receiver has to say goes to the sender; requests are answered at once."""
-        for channel in range(self.channels):
-            data = self.receiver.data_to_send(channel)
+        for lane in range(self.lanes):
+            data = self.receiver.data_to_send(lane)
             if data:
-                self.handle(self.sender.receive(data, channel))
+                self.handle(self.sender.receive(data, lane))
 
     def handle(self, events):
         for event in events:
@@ -83,18 +83,18 @@ class Pair:
                 else:
                     self.sender.refuse(event.request, stream.Code.UNKNOWN, "unknown")
 
-    def from_sender(self, size=1, channel=0):
+    def from_sender(self, size=1, lane=0):
         """Bytes of the sender, not yet given to the receiver."""
-        return self.sender.data_to_send(size, channel)
+        return self.sender.data_to_send(size, lane)
 
     def accept(self):
         """Go on until the sender knows that the header was accepted, so that everything can be sent."""
         self.to_sender()
-        for channel, last in ((0, Type.OPEN), (1, Type.HELLO))[: self.channels]:
-            opening = self.from_sender(1, channel)
+        for lane, last in ((0, Type.OPEN), (1, Type.HELLO))[: self.lanes]:
+            opening = self.from_sender(1, lane)
             while records(opening)[-1].type != last:
-                opening += self.from_sender(1, channel)
-            self.receiver.receive(opening, channel)
+                opening += self.from_sender(1, lane)
+            self.receiver.receive(opening, lane)
         self.to_sender()
 
     def take(self):
@@ -115,10 +115,10 @@ class Pair:
         while moved:
             moved = bool(self.take())
             self.to_sender()
-            for channel in range(self.channels):
-                while data := self.from_sender(size, channel):
+            for lane in range(self.lanes):
+                while data := self.from_sender(size, lane):
                     moved = True
-                    self.receiver.receive(change(data, channel), channel)
+                    self.receiver.receive(change(data, lane), lane)
                     self.take()
                     self.to_sender()
         self.sender_events += self.sender.ended()
@@ -128,7 +128,7 @@ class Pair:
         self.sender.lost()
         self.sender = stream.Sender(self.sender_limits)
         self.receiver.disconnect()
-        self.receiver.connect(self.channels)
+        self.receiver.connect(self.lanes)
 
     def check(self, request, tensors, tier="full"):
         """Everything of a request is here, and right."""

@@ -182,9 +182,9 @@ def conversation(side):
     said = {"sender": [b""], "receiver": [b""]}
     receive = pair.sender.receive
 
-    def overhear(data, channel=0):
+    def overhear(data, lane=0):
         said["receiver"].append(bytes(data))
-        return receive(data, channel)
+        return receive(data, lane)
 
     pair.sender.receive = overhear
     pair.run(lambda data, _: said["sender"].append(data) or data)
@@ -313,7 +313,7 @@ def test_damage_without_end_costs_the_one_who_causes_it():
     pair = Pair({"p": EncodedSource(encoded())})
     pair.ask("p")
 
-    def change(data, channel):
+    def change(data, lane):
         return b"".join(
             record._replace(body=bytes(len(record.body))).pack() if record.type == Type.DATA else record.pack()
             for record in records(data)

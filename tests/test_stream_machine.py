@@ -47,9 +47,9 @@ class Growing(EncodedSource):
 class Transfers(RuleBasedStateMachine):
     """A receiver that lives on, senders that come and go, and pipes between them that cut, hold, damage and lose."""
 
-    @initialize(channels=st.integers(1, 2))
-    def begin(self, channels):
-        self.channels = channels
+    @initialize(lanes=st.integers(1, 2))
+    def begin(self, lanes):
+        self.lanes = lanes
         self.receiver = stream.Receiver(
             ReceiverLimits(anchor_window=WINDOW, residual_window=WINDOW, max_data=256, retries=2)
         )
@@ -67,8 +67,8 @@ class Transfers(RuleBasedStateMachine):
         for name, tensors in TENSORS.items():
             self.sources[name] = Growing(tensors)
             self.sources[name].made = self.made[name]
-        self.receiver.connect(self.channels)
-        self.pipes = {(side, channel): bytearray() for side in "sr" for channel in range(self.channels)}
+        self.receiver.connect(self.lanes)
+        self.pipes = {(side, lane): bytearray() for side in "sr" for lane in range(self.lanes)}
 
     # --- rules -----------------------------------------------------------------------------------------
 
@@ -91,15 +91,15 @@ class Transfers(RuleBasedStateMachine):
     def make(self, name, pages):
         self.made[name] = self.sources[name].made = min(self.made[name] + pages, PAGES[name])
 
-    @rule(channel=st.integers(0, 1), size=st.integers(1, 3000))
-    def send(self, channel, size):
-        if channel >= self.channels:
+    @rule(lane=st.integers(0, 1), size=st.integers(1, 3000))
+    def send(self, lane, size):
+        if lane >= self.lanes:
             return
-        sent = self.sender.data_to_send(size, channel)
+        sent = self.sender.data_to_send(size, lane)
         kinds = data_kinds(sent)
         assert kinds == sorted(kinds)  # nothing happened in between: an anchor that could leave has left
         assert len(sent) < size + 256 + HEADER_SIZE + 4096
-        self.pipes["s", channel] += sent
+        self.pipes["s", lane] += sent
         if 1 in kinds:
             assert 0 not in data_kinds(self.peek())
 
@@ -109,37 +109,37 @@ class Transfers(RuleBasedStateMachine):
         self.pipes["s", 0] += sent
         return sent
 
-    @rule(channel=st.integers(0, 1), size=st.integers(1, 3000))
-    def arrive(self, channel, size):
-        if channel >= self.channels:
+    @rule(lane=st.integers(0, 1), size=st.integers(1, 3000))
+    def arrive(self, lane, size):
+        if lane >= self.lanes:
             return
-        pipe = self.pipes["s", channel]
+        pipe = self.pipes["s", lane]
         part = bytes(pipe[:size])
         del pipe[:size]
         try:
-            self.receiver.receive(part, channel)
+            self.receiver.receive(part, lane)
         except ProtocolError:
             if not self.damaged:
                 raise
             self.lose()
 
-    @rule(channel=st.integers(0, 1), size=st.integers(1, 3000))
-    def answer(self, channel, size):
-        if channel >= self.channels or (channel and self.sender.peer is None):  # a transport lets the first one begin
+    @rule(lane=st.integers(0, 1), size=st.integers(1, 3000))
+    def answer(self, lane, size):
+        if lane >= self.lanes or (lane and self.sender.peer is None):  # a transport lets the first one begin
             return
-        pipe = self.pipes["r", channel]
-        pipe += self.receiver.data_to_send(channel)
+        pipe = self.pipes["r", lane]
+        pipe += self.receiver.data_to_send(lane)
         part = bytes(pipe[:size])
         del pipe[:size]
-        for event in self.sender.receive(part, channel):
+        for event in self.sender.receive(part, lane):
             if isinstance(event, stream.Requested):
                 self.sender.open(event.request, self.sources[event.name])
 
-    @rule(channel=st.integers(0, 1), data=st.data())
+    @rule(lane=st.integers(0, 1), data=st.data())
     @precondition(lambda self: any(self.pipes.values()))
-    def harm(self, channel, data):
+    def harm(self, lane, data):
         """Flip a bit of what is on its way; it may hit anything."""
-        pipe = self.pipes.get(("s", channel))
+        pipe = self.pipes.get(("s", lane))
         if not pipe:
             return
         at = data.draw(st.integers(0, len(pipe) - 1))
@@ -150,10 +150,10 @@ class Transfers(RuleBasedStateMachine):
     def flow(self, rounds):
         """Everything goes well for a while."""
         for _ in range(rounds):
-            for channel in range(self.channels):
-                self.answer(channel, 1 << 20)
-                self.send(channel, 700)
-                self.arrive(channel, 1 << 20)
+            for lane in range(self.lanes):
+                self.answer(lane, 1 << 20)
+                self.send(lane, 700)
+                self.arrive(lane, 1 << 20)
             self.take(3)
 
     @rule()
@@ -223,7 +223,7 @@ class Transfers(RuleBasedStateMachine):
         for window in self.receiver._windows.values():
             assert 0 <= window.held <= WINDOW
         kept = sum(len(reader._rest) for reader in self.receiver._readers.values())
-        assert kept <= self.channels * (HEADER_SIZE + max(256, self.receiver.limits.max_header))
+        assert kept <= self.lanes * (HEADER_SIZE + max(256, self.receiver.limits.max_header))
 
     def teardown(self):
         """Without further faults, everything that was not cancelled arrives."""
@@ -236,11 +236,11 @@ class Transfers(RuleBasedStateMachine):
             self.take(1000)
             if self.over.keys() == self.wanted.keys():
                 break
-            for channel in range(self.channels):
-                self.answer(channel, 1 << 20)
-            for channel in range(self.channels):
-                self.send(channel, 3000)
-                self.arrive(channel, 1 << 20)
+            for lane in range(self.lanes):
+                self.answer(lane, 1 << 20)
+            for lane in range(self.lanes):
+                self.send(lane, 3000)
+                self.arrive(lane, 1 << 20)
         self.take(1000)
         assert self.over.keys() == self.wanted.keys()
         for window in self.receiver._windows.values():

@@ -36,7 +36,7 @@ import asyncio, sys
 from lynxq.stream import tcp
 
 async def main(port):
-    async with tcp.connect("127.0.0.1", port, channels=2) as client:
+    async with tcp.connect("127.0.0.1", port, lanes=2) as client:
         transfer = await client.request("p")
         async for ready in transfer.ready():
             print(ready.stream, flush=True)

@@ -41,10 +41,10 @@ def source(seed=0):
 # --- the whole ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("limits", [None, SMALL])
-def test_a_transfer(channels, limits):
-    pair = Pair({"p": source()}, channels=channels, limits=limits)
+def test_a_transfer(lanes, limits):
+    pair = Pair({"p": source()}, lanes=lanes, limits=limits)
     request = pair.ask("p")
     pair.run()
     pair.check(request, encoded())
@@ -164,7 +164,7 @@ def test_no_residual_byte_leaves_while_an_anchor_can():
 
 
 def test_residuals_wait_on_their_own_connection():
-    pair = Pair({"p": source()}, channels=2, limits=SMALL)
+    pair = Pair({"p": source()}, lanes=2, limits=SMALL)
     pair.ask("p")
     pair.accept()
     assert data_kinds(pair.from_sender(1 << 20, 1)) == []  # anchors wait on the other one
@@ -246,13 +246,13 @@ def largest(tensors, which):
     return max(64 + each.layout.page_size(which, 0) for each in tensors.values() if each.layout.pages)
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_the_smallest_windows_suffice(channels):
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_smallest_windows_suffice(lanes):
     tensors = encoded()
     limits = ReceiverLimits(
         anchor_window=largest(tensors, "anchor"), residual_window=largest(tensors, "residual"), max_data=256
     )
-    pair = Pair({"a": EncodedSource(tensors), "b": EncodedSource(tensors)}, limits=limits, channels=channels)
+    pair = Pair({"a": EncodedSource(tensors), "b": EncodedSource(tensors)}, limits=limits, lanes=lanes)
     requests = [pair.ask("a"), pair.ask("b")]
     pair.run()
     for request in requests:
@@ -280,7 +280,7 @@ def test_a_receiver_that_takes_nothing_holds_no_more_than_its_windows():
 def test_residuals_that_nobody_takes_do_not_stop_anchors():
     """Full of residuals that wait for the anchors of a slow first connection."""
     tensors = {"k": wide(16 * 50)}
-    pair = Pair({"p": EncodedSource(tensors)}, channels=2, limits=ReceiverLimits(residual_window=4000, max_data=256))
+    pair = Pair({"p": EncodedSource(tensors)}, lanes=2, limits=ReceiverLimits(residual_window=4000, max_data=256))
     request = pair.ask("p")
     pair.accept()
     anchors = pair.from_sender(1 << 24, 0)
@@ -302,7 +302,7 @@ def test_a_large_frame_is_not_starved_by_small_ones():
     pair.ask("large")
     order = []
 
-    def note(data, channel):
+    def note(data, lane):
         order.extend(record.request for record in records(data) if record.type == Type.DATA and record.kind == 0)
         return data
 
@@ -363,7 +363,7 @@ def damage(page, kind, times, at=-1):
     """Flips a bit of a frame each time it comes, so many times."""
     left = [times]
 
-    def change(data, channel):
+    def change(data, lane):
         out = b""
         for part in forwards(data):
             (record,) = records(part)
@@ -530,15 +530,15 @@ def test_a_request_that_is_cancelled_before_it_is_answered():
 # --- resumption --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("records_before", range(0, 60, 4))
-def test_a_lost_connection_is_resumed_from_the_last_whole_frame(channels, records_before):
-    pair = Pair({"p": source()}, limits=SMALL, channels=channels)
+def test_a_lost_connection_is_resumed_from_the_last_whole_frame(lanes, records_before):
+    pair = Pair({"p": source()}, limits=SMALL, lanes=lanes)
     request = pair.ask("p")
     pair.to_sender()
     for _ in range(records_before):
-        for channel in range(channels):
-            pair.receiver.receive(pair.from_sender(1, channel), channel)
+        for lane in range(lanes):
+            pair.receiver.receive(pair.from_sender(1, lane), lane)
         pair.to_sender()
         if records_before % 8:
             pair.take()
@@ -548,7 +548,7 @@ def test_a_lost_connection_is_resumed_from_the_last_whole_frame(channels, record
     pair.reconnect()
     sent = []
 
-    def note(data, channel):
+    def note(data, lane):
         sent.extend(
             (AnchorPage if record.kind == 0 else ResidualPage, record.tensor, record.page)
             for record in records(data)
@@ -643,12 +643,12 @@ def test_farewells():
 
 
 def test_signs_of_life_are_no_events():
-    pair = Pair({}, channels=2)
+    pair = Pair({}, lanes=2)
     pair.run()
-    for channel in (0, 1):
-        pair.sender.keepalive(channel)
-        pair.receiver.keepalive(channel)
-        assert [record.type for record in records(pair.from_sender(1, channel))] == [Type.PING]
+    for lane in (0, 1):
+        pair.sender.keepalive(lane)
+        pair.receiver.keepalive(lane)
+        assert [record.type for record in records(pair.from_sender(1, lane))] == [Type.PING]
     pair.to_sender()
     assert pair.events == pair.sender_events == []
 
@@ -731,7 +731,7 @@ def test_a_page_must_not_come_twice():
 
 
 def test_residuals_must_not_come_on_the_connection_of_anchors():
-    pair = Pair({"p": source()}, channels=2)
+    pair = Pair({"p": source()}, lanes=2)
     pair.ask("p")
     pair.run(size=1)
     with pytest.raises(ProtocolError, match="connection 0 of 2"):
@@ -805,10 +805,10 @@ def greeting(**changes):
         greeting(role=Role.SENDER),
         greeting(max_data=0),
         greeting(max_control=4095),
-        greeting(channels=3),
-        greeting(channels=0),
-        greeting(channel=1, channels=2),
-        greeting(channel=2, channels=2),
+        greeting(lanes=3),
+        greeting(lanes=0),
+        greeting(lane=1, lanes=2),
+        greeting(lane=2, lanes=2),
         Record(Type.PING).pack(),
         Record(Type.HELLO, body=bytes(64)).pack(),
         Record(Type.HELLO, body=struct.pack("<H", 1)).pack(),
@@ -821,7 +821,7 @@ def test_greetings_that_a_sender_refuses(first):
 
 
 def test_greetings_that_a_receiver_refuses():
-    for changes in ({}, {"role": Role.SENDER}, {"role": Role.SENDER, "session": b"s" * 16, "channels": 2}):
+    for changes in ({}, {"role": Role.SENDER}, {"role": Role.SENDER, "session": b"s" * 16, "lanes": 2}):
         receiver = stream.Receiver()
         receiver.connect(session=b"s" * 16)
         hello = Hello(**{"role": Role.RECEIVER, "session": b"t" * 16, **changes})
@@ -831,9 +831,9 @@ def test_greetings_that_a_receiver_refuses():
 
 def test_a_second_connection_belongs_to_its_first():
     sender = stream.Sender()
-    sender.receive(greeting(channels=2))
+    sender.receive(greeting(lanes=2))
     with pytest.raises(ProtocolError):
-        sender.receive(greeting(channel=1, channels=2, session=b"t" * 16), 1)
+        sender.receive(greeting(lane=1, lanes=2, session=b"t" * 16), 1)
 
 
 def test_a_later_version_may_add_records_that_are_skipped():
@@ -854,7 +854,7 @@ def test_a_header_that_breaks_the_format_ends_its_request():
     pair = Pair({"p": source()})
     request = pair.ask("p")
 
-    def change(data, channel):
+    def change(data, lane):
         return b"".join(
             record._replace(body=bytes(record.body[:-1]) + b"\1").pack() if record.type == Type.OPEN else record.pack()
             for record in records(data)
@@ -873,7 +873,7 @@ def test_frame_headers_are_checked_against_their_place():
     pair = Pair({"p": source()})
     request = pair.ask("p")
 
-    def change(data, channel):
+    def change(data, lane):
         return b"".join(
             record._replace(page={1: 2, 2: 1}.get(record.page, record.page)).pack()
             if record.type == Type.DATA and record.tensor == 0

@@ -405,7 +405,7 @@ def test_pages_are_decoded_as_they_arrive():
     cache = np.full((50, 40), 7, np.float32)
     pages = {"anchor": 0, "full": 0}
 
-    def change(data, channel):
+    def change(data, lane):
         for event in pair.events:
             tier = {"AnchorPage": "anchor", "ResidualPage": "full"}.get(type(event).__name__)
             if tier is None:

@@ -54,15 +54,15 @@ def check(transfer, tensors, tier="full"):
 # --- what works --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_a_transfer(channels):
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_transfer(lanes):
     async def main():
         events = []
         async with (
             tcp.serve(
                 {"p": source()}, on_event=lambda name, event: events.append((name, type(event).__name__))
             ) as server,
-            connect(server, channels=channels) as client,
+            connect(server, lanes=lanes) as client,
         ):
             assert server.host == LOCAL
             transfer = await client.request("p")
@@ -148,7 +148,7 @@ def test_many_requests_at_once():
             await asyncio.sleep(0.001)
             return sources[name]
 
-        async with tcp.serve(resolve) as server, connect(server, channels=2) as client:
+        async with tcp.serve(resolve) as server, connect(server, lanes=2) as client:
             transfers = await asyncio.gather(*(client.request(name) for name in sources))
             await asyncio.gather(*(each.done() for each in transfers))
             for seed, transfer in enumerate(transfers):
@@ -174,7 +174,7 @@ def test_anchors_alone_and_later_requests_on_the_same_connection():
 
 def test_two_receivers():
     async def main():
-        async with tcp.serve({"p": source()}) as server, connect(server) as one, connect(server, channels=2) as two:
+        async with tcp.serve({"p": source()}) as server, connect(server) as one, connect(server, lanes=2) as two:
             transfers = [await one.request("p"), await two.request("p")]
             for transfer in transfers:
                 await transfer.done()
@@ -193,8 +193,8 @@ def test_tls():
         authority.issue_cert("localhost").configure_cert(ours)
         authority.configure_trust(theirs)
         async with tcp.serve({"p": source()}, ssl=ours) as server:
-            for channels in (1, 2):
-                async with tcp.connect("localhost", server.port, ssl=theirs, channels=channels) as client:
+            for lanes in (1, 2):
+                async with tcp.connect("localhost", server.port, ssl=theirs, lanes=lanes) as client:
                     transfer = await client.request("p")
                     await transfer.done()
                     check(transfer, encoded())
@@ -235,7 +235,7 @@ def test_a_token_bucket_limits_the_rate():
         size = EncodedSource(tensors).header.segment_size
         async with (
             tcp.serve({"p": EncodedSource(tensors)}, bucket=tcp.TokenBucket(size * 4)) as server,
-            connect(server, channels=2) as client,
+            connect(server, lanes=2) as client,
         ):
             begin = time.monotonic()
             transfer = await client.request("p")
@@ -260,7 +260,7 @@ def test_sockets_are_marked():
         try:
             async with (
                 tcp.serve({"p": source()}, marks=(10, 8)) as server,
-                connect(server, channels=2, marks=(34, 1)) as client,
+                connect(server, lanes=2, marks=(34, 1)) as client,
             ):
                 await (await client.request("p")).done()
         finally:
@@ -427,7 +427,7 @@ def test_a_client_that_leaves_in_the_middle():
             bucket=tcp.TokenBucket(1e6),
             on_event=lambda _, event: heard.append(type(event).__name__),
         ) as server:
-            async with connect(server, channels=2) as client:
+            async with connect(server, lanes=2) as client:
                 transfer = await client.request("p")
             with pytest.raises(RequestError, match="cancelled"):
                 await transfer.done()
@@ -472,7 +472,7 @@ async def talk(port, data, *, wait=True):
 
 
 GREETING = Hello(role=Role.RECEIVER, session=b"t" * 16, max_data=256).record().pack()
-SECOND = Hello(role=Role.RECEIVER, session=b"u" * 16, max_data=256, channel=1, channels=2).record().pack()
+SECOND = Hello(role=Role.RECEIVER, session=b"u" * 16, max_data=256, lane=1, lanes=2).record().pack()
 
 
 @pytest.mark.parametrize(
@@ -518,6 +518,76 @@ def test_a_receiver_that_reads_nothing_is_dropped():
                 await asyncio.sleep(0.02)
             writer.transport.abort()
             del reader
+
+    run(main)
+
+
+@pytest.mark.parametrize("missing", ["credit", "word that it accepts", "word that it has all"])
+def test_a_receiver_that_is_alive_and_stops_is_dropped(missing):
+    async def main():
+        heard = []
+        async with tcp.serve(
+            {"p": source()},
+            timeouts=Timeouts(silence=5, keepalive=0.05, stall=0.3),
+            on_event=lambda _, event: heard.append(type(event).__name__),
+        ) as server:
+            reader, writer = await asyncio.open_connection(LOCAL, server.port)
+            credit = 1000 if missing == "credit" else 1 << 30
+            hello = Hello(role=Role.RECEIVER, session=b"s" * 16, max_data=1 << 16, max_control=1 << 20,
+                          anchor_limit=credit, residual_limit=credit)  # fmt: skip
+            writer.write(hello.record().pack() + Record(Type.REQUEST, 1, 1, body=b"p").pack())
+            if missing != "word that it accepts":
+                writer.write(Record(Type.ACCEPT, request=1).pack())
+            reading = asyncio.create_task(reader.read())
+            while "Cancelled" not in heard:
+                writer.write(Record(Type.PING).pack())
+                await asyncio.sleep(0.01)
+            await asyncio.gather(reading, return_exceptions=True)
+            writer.transport.abort()
+
+    run(main)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_signs_of_life_are_sent_on_every_lane(lanes):
+    """The transfer takes longer than anyone may be silent, and most of the time one lane or direction has nothing."""
+
+    async def main():
+        tensors = {"k": wide(16 * 30)}
+        size = EncodedSource(tensors).header.segment_size
+        async with (
+            tcp.serve({"p": EncodedSource(tensors)}, bucket=tcp.TokenBucket(size / 2), timeouts=QUICK) as server,
+            connect(server, lanes=lanes, timeouts=QUICK) as client,
+        ):
+            transfer = await client.request("p")
+            await transfer.done()
+            check(transfer, tensors)
+            assert client.connections == 1
+
+    run(main)
+
+
+def test_a_source_may_take_its_time():
+    """Longer than a peer may be silent, and than a receiver may stop."""
+
+    async def main():
+        tensors = {"k": wide(32)}
+
+        def pieces():
+            for page in range(2):
+                time.sleep(0.6)
+                yield "k", tensors["k"].pages(page, page + 1)
+
+        timeouts = Timeouts(silence=0.3, keepalive=0.05, stall=0.2)
+        with stream.EncodingSource({"k": tensors["k"].layout}, pieces()) as slow:
+            async with (
+                tcp.serve({"p": slow}, timeouts=timeouts) as server,
+                connect(server, timeouts=timeouts) as client,
+            ):
+                transfer = await client.request("p")
+                await transfer.done()
+                check(transfer, tensors)
+                assert client.connections == 1
 
     run(main)
 
@@ -728,7 +798,7 @@ class Proxy:
             await writer.drain()
 
 
-def through(proxy_arguments, *, channels=1, tensors=None, limits=None, **client_arguments):
+def through(proxy_arguments, *, lanes=1, tensors=None, limits=None, **client_arguments):
     """A transfer through a proxy; returns the transfer, the client and the proxy."""
     found = []
 
@@ -740,7 +810,7 @@ def through(proxy_arguments, *, channels=1, tensors=None, limits=None, **client_
             tcp.connect(
                 LOCAL,
                 proxy.port,
-                channels=channels,
+                lanes=lanes,
                 limits=limits or ReceiverLimits(max_data=512),
                 **{"delay": 0.001, "timeouts": QUICK, "attempts": 20, **client_arguments},
             ) as client,
@@ -754,17 +824,17 @@ def through(proxy_arguments, *, channels=1, tensors=None, limits=None, **client_
     return found
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_a_connection_that_is_cut_again_and_again(channels):
-    transfer, client, _ = through({"cut": 1500}, channels=channels)
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_connection_that_is_cut_again_and_again(lanes):
+    transfer, client, _ = through({"cut": 1500}, lanes=lanes)
     assert client.connections > 2
     assert transfer.retried == 0
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_a_connection_that_corrupts(channels):
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_connection_that_corrupts(lanes):
     """A bit of a page costs the page, a bit of a record's header the connection; neither is ever used."""
-    transfer, client, _ = through({"corrupt": 0.15, "portion": 700}, channels=channels, attempts=200)
+    transfer, client, _ = through({"corrupt": 0.15, "portion": 700}, lanes=lanes, attempts=200)
     assert transfer.retried + client.connections > 3
 
 
@@ -776,7 +846,7 @@ def test_a_connection_that_stalls():
 @pytest.mark.parametrize("delays", [(0.0, 0.004), (0.004, 0.0)])
 def test_connections_of_which_one_is_slower(delays):
     """Whichever connection is ahead, residuals wait for their anchors."""
-    transfer, client, _ = through({"delays": delays, "portion": 500}, channels=2)
+    transfer, client, _ = through({"delays": delays, "portion": 500}, lanes=2)
     assert client.connections == 1
     assert transfer.retried == 0
 

@@ -87,11 +87,15 @@ class Timeouts:
         Between two signs of life, and for taking what is sent to it.
     keepalive : float
         After so long without anything to send, a sign of life is sent; a third of the peer's `silence` is wise.
+    stall : float
+        How long a receiver that is alive may let a sender wait with all that it could send: for credit, for the word
+        that the header was accepted, for the word that all was received.
     """
 
     greeting: float = 10.0
     silence: float = 30.0
     keepalive: float = 5.0
+    stall: float = 120.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -31,7 +31,7 @@ class Role(IntEnum):
 
 
 class Code(IntEnum):
-    """Why a request or a connection ended."""
+    """Why a request or a connection ended. `CANCELLED` is never sent: it is what a receiver tells its own side."""
 
     UNKNOWN = 1
     BUSY = 2
@@ -39,8 +39,7 @@ class Code(IntEnum):
     CHANGED = 4
     REFUSED = 5
     PROTOCOL = 6
-    SILENCE = 7
-    CANCELLED = 8
+    CANCELLED = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Hello:
     role : Role
     session : bytes
         16 random bytes that the receiver chose; the connections that belong together name the same ones.
-    channel, channels : int
+    lane, lanes : int
         Number of this connection, and how many belong together: 1, or 2 with residuals on the second one.
     max_data, max_control : int
         Most bytes of the body of a data record, and of any other, that this peer takes.
@@ -64,8 +63,8 @@ class Hello:
 
     role: Role
     session: bytes
-    channel: int = 0
-    channels: int = 1
+    lane: int = 0
+    lanes: int = 1
     max_data: int = 0
     max_control: int = MIN_CONTROL
     max_requests: int = 0
@@ -76,7 +75,7 @@ class Hello:
     def record(self) -> Record:
         """The record of the greeting."""
         body = _HELLO.pack(
-            VERSION[0], self.minor, self.role, self.channel, self.channels, 0, self.session, self.max_data,
+            VERSION[0], self.minor, self.role, self.lane, self.lanes, 0, self.session, self.max_data,
             self.max_control, self.max_requests, 0, self.anchor_limit, self.residual_limit, 0,
         )  # fmt: skip
         return Record(Type.HELLO, body=body)
@@ -91,21 +90,25 @@ class Hello:
         if len(record.body) != _HELLO.size:
             raise ProtocolError(f"a greeting must have {_HELLO.size} bytes, got {len(record.body)}")
         fields = _HELLO.unpack(record.body)
-        _, minor, role, channel, channels, reserved, session, max_data, max_control, max_requests = fields[:10]
+        _, minor, role, lane, lanes, reserved, session, max_data, max_control, max_requests = fields[:10]
         reserved_too, anchor_limit, residual_limit, reserved_three = fields[10:]
         if reserved or reserved_too or reserved_three:
             raise ProtocolError("the reserved fields of a greeting must be zero")
         if role not in tuple(Role):
             raise ProtocolError(f"the role of a peer must be 0 or 1, got {role}")
-        if channels not in (1, 2) or channel >= channels:
-            raise ProtocolError(f"a connection must be number 0 of 1, or 0 or 1 of 2, got {channel} of {channels}")
+        if lanes not in (1, 2) or lane >= lanes:
+            raise ProtocolError(f"a connection must be number 0 of 1, or 0 or 1 of 2, got {lane} of {lanes}")
+        if (role == Role.SENDER) is not (max_data == 0):
+            raise ProtocolError(f"max_data must be 0 from a sender and not from a receiver, got {max_data}")
+        if max_requests if role == Role.RECEIVER else (anchor_limit or residual_limit):
+            raise ProtocolError("a greeting must have no fields of the other side")
         if max_control < MIN_CONTROL:
             raise ProtocolError(f"a peer must take bodies of {MIN_CONTROL} bytes, got {max_control}")
         return cls(
             role=Role(role),
             session=session,
-            channel=channel,
-            channels=channels,
+            lane=lane,
+            lanes=lanes,
             max_data=max_data,
             max_control=max_control,
             max_requests=max_requests,

@@ -48,6 +48,11 @@ class Scheduler:
         for shares in self._shares.values():
             shares.forget(request)
 
+    @property
+    def waits_for_receiver(self) -> bool:
+        """Whether there is a request that goes on only if the receiver says something."""
+        return any(not sending.waits_for_source for sending in self._requests.values())
+
     def turn(self, stream: Stream) -> Outgoing | None:
         """The request whose turn it is to send bytes of a stream, None if no byte can leave."""
         shares, credit = self._shares[stream], self._limit[stream] - self._used[stream]

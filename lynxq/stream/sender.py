@@ -79,14 +79,14 @@ class Sender:
 
     # --- what comes in -----------------------------------------------------------------------------
 
-    def receive(self, data: Buffer, channel: int = 0) -> list[Event]:
+    def receive(self, data: Buffer, lane: int = 0) -> list[Event]:
         """Take bytes that the receiver sent on a connection.
 
         Parameters
         ----------
         data : bytes-like
             Any number of bytes, cut anywhere.
-        channel : {0, 1}
+        lane : {0, 1}
             Number of the connection; 1 is the second one, for residuals.
 
         Returns
@@ -103,11 +103,11 @@ class Sender:
         """
         if self._broken:
             raise ProtocolError("the connection has failed before")
-        reader = self._readers.setdefault(channel, RecordReader(0, self.limits.max_control))
+        reader = self._readers.setdefault(lane, RecordReader(0, self.limits.max_control))
         events: list[Event] = []
         try:
             for record in reader.feed(data):
-                event = self._take(record, channel)
+                event = self._take(record, lane)
                 if event is not None:
                     events.append(event)
         except LynxqError as error:
@@ -115,9 +115,9 @@ class Sender:
             raise
         return events
 
-    def _take(self, record: Record, channel: int) -> Event | None:
-        if channel not in self._greeted:
-            self._greet(Hello.read(record), channel)
+    def _take(self, record: Record, lane: int) -> Event | None:
+        if lane not in self._greeted:
+            self._greet(Hello.read(record), lane)
             return None
         if record.type == Type.BYE:
             return Closed(0)
@@ -125,31 +125,29 @@ class Sender:
             raise PeerError("the receiver ended the connection: {1} (code {0})".format(*read_reason(record)))
         if record.type == Type.PING:
             return None
-        if channel or record.type not in self._HANDLERS:
-            raise ProtocolError(f"a receiver must not send a record of type {record.type} on connection {channel}")
+        if lane or record.type not in self._HANDLERS:
+            raise ProtocolError(f"a receiver must not send a record of type {record.type} on connection {lane}")
         return self._HANDLERS[record.type](self, record)
 
-    def _greet(self, hello: Hello, channel: int) -> None:
+    def _greet(self, hello: Hello, lane: int) -> None:
         if hello.role != Role.RECEIVER:
             raise ProtocolError("a sender must talk to a receiver")
-        if channel != hello.channel or (channel and (self.peer is None or self.peer.session != hello.session)):
-            raise ProtocolError(f"connection {channel} is not the one of its greeting, number {hello.channel}")
-        if not hello.max_data:
-            raise ProtocolError("a receiver must take data, got max_data 0")
-        self._greeted.add(channel)
-        if channel == 0:
+        if lane != hello.lane or (lane and (self.peer is None or self.peer.session != hello.session)):
+            raise ProtocolError(f"connection {lane} is not the one of its greeting, number {hello.lane}")
+        self._greeted.add(lane)
+        if lane == 0:
             self.peer = hello
             self._scheduler.credit("anchor", hello.anchor_limit)
             self._scheduler.credit("residual", hello.residual_limit)
         answer = Hello(
             role=Role.SENDER,
             session=hello.session,
-            channel=channel,
-            channels=hello.channels,
+            lane=lane,
+            lanes=hello.lanes,
             max_control=self.limits.max_control,
             max_requests=self.limits.max_requests,
         )
-        self._queue(answer.record(), channel)
+        self._queue(answer.record(), lane)
 
     def _request(self, record: Record) -> Event | None:
         name = read_name(record)
@@ -259,14 +257,14 @@ class Sender:
         self._scheduler.remove(event.request)
         return event
 
-    def keepalive(self, channel: int = 0) -> None:
+    def keepalive(self, lane: int = 0) -> None:
         """Queue a sign of life."""
-        self._queue(Record(Type.PING), channel)
+        self._queue(Record(Type.PING), lane)
 
     def close(self) -> None:
         """Queue a farewell on all connections: nothing more is sent after what is queued."""
-        for channel in self._greeted:
-            self._queue(Record(Type.BYE), channel)
+        for lane in self._greeted:
+            self._queue(Record(Type.BYE), lane)
 
     def fail(self, code: int, reason: str) -> None:
         """Queue an error, instead of everything else; the connection is of no more use."""
@@ -288,16 +286,21 @@ class Sender:
         events, self._ended = self._ended, []
         return events
 
+    @property
+    def waits_for_receiver(self) -> bool:
+        """Whether, when there is nothing to send, a request goes on only if the receiver says something."""
+        return self._scheduler.waits_for_receiver
+
     # --- what goes out -----------------------------------------------------------------------------
 
-    def _queue(self, record: Record, channel: int = 0) -> None:
+    def _queue(self, record: Record, lane: int = 0) -> None:
         data = record.pack()
-        self._control[channel].append(data)
+        self._control[lane].append(data)
         self._backlog += len(data)
         if self._backlog > self.limits.max_backlog:
             raise ProtocolError(f"a receiver must read answers, {self._backlog} bytes of them wait")
 
-    def data_to_send(self, size: int = 1 << 16, channel: int = 0) -> bytes:
+    def data_to_send(self, size: int = 1 << 16, lane: int = 0) -> bytes:
         """The next bytes for a connection: whole records, until there are at least `size` bytes or none are left.
 
         At most one record more than `size` is returned.
@@ -305,18 +308,18 @@ class Sender:
         parts: list[bytes] = []
         taken = 0
         while taken < size:
-            part = self._next(channel)
+            part = self._next(lane)
             if part is None:
                 break
             parts.append(part)
             taken += len(part)
         return b"".join(parts)
 
-    def _next(self, channel: int) -> bytes | None:
+    def _next(self, lane: int) -> bytes | None:
         """The next record for a connection."""
-        control = self._control[channel]
-        if not control and not self._broken and channel in self._greeted:
-            data = self._next_data(channel)
+        control = self._control[lane]
+        if not control and not self._broken and lane in self._greeted:
+            data = self._next_data(lane)
             if not control:
                 return data
             # A page or a request was given up on the way. No data was taken then: that is the last thing that is done.
@@ -326,16 +329,16 @@ class Sender:
         self._backlog -= len(data)
         return data
 
-    def _next_data(self, channel: int) -> bytes | None:
+    def _next_data(self, lane: int) -> bytes | None:
         if self.peer is None:
             return None
         anchor = self._scheduler.turn("anchor")
         if anchor is not None:  # while it waits for the first connection, nothing leaves on the second
-            return self._data("anchor", anchor) if channel == 0 and not self._control[0] else None
-        if channel != self.peer.channels - 1:
+            return self._data("anchor", anchor) if lane == 0 and not self._control[0] else None
+        if lane != self.peer.lanes - 1:
             return None
         residual = self._scheduler.turn("residual")
-        return None if residual is None or self._control[channel] else self._data("residual", residual)
+        return None if residual is None or self._control[lane] else self._data("residual", residual)
 
     def _data(self, stream: Stream, sending: Outgoing) -> bytes:
         most = 0 if self.peer is None else self.peer.max_data

@@ -29,7 +29,7 @@ class Client:
         host: str,
         port: int,
         *,
-        channels: int,
+        lanes: int,
         ssl: tls.SSLContext | None,
         limits: ReceiverLimits | None,
         timeouts: Timeouts | None,
@@ -38,7 +38,7 @@ class Client:
         marks: tuple[int, int],
     ) -> None:
         self._address = host, port
-        self._channels = integer("channels", channels, 1, 2, ParamsError)
+        self._lanes = integer("lanes", lanes, 1, 2, ParamsError)
         self._ssl = ssl
         self._timeouts = Timeouts() if timeouts is None else timeouts
         self._attempts = integer("attempts", attempts, 1, 1 << 30, ParamsError)
@@ -141,22 +141,22 @@ class Client:
         for wire in self._wires:
             wire.wake()
 
-    def push(self, data: bytes, channel: int) -> None:
+    def push(self, data: bytes, lane: int) -> None:
         """Take bytes that came on a connection."""
         try:
-            self._receiver.receive(data, channel)
+            self._receiver.receive(data, lane)
         finally:
             self._deliver()
         self._wake()
 
-    def pull(self, size: int, channel: int) -> bytes:
+    def pull(self, size: int, lane: int) -> bytes:
         """The next bytes to send on a connection; there are never many."""
         del size
-        return self._receiver.data_to_send(channel)
+        return self._receiver.data_to_send(lane)
 
-    def keepalive(self, channel: int) -> None:
+    def keepalive(self, lane: int) -> None:
         """Queue a sign of life."""
-        self._receiver.keepalive(channel)
+        self._receiver.keepalive(lane)
 
     def _deliver(self) -> None:
         """Hand events over to the transfers, in the order of the receiver: anchors first."""
@@ -208,13 +208,13 @@ class Client:
         """Make the connections of a session, and carry bytes until one of them ends."""
         wires: list[Wire] = []
         try:
-            for channel in range(self._channels):
+            for lane in range(self._lanes):
                 async with asyncio.timeout(self._timeouts.greeting):
                     reader, writer = await asyncio.open_connection(*self._address, ssl=self._ssl)
-                wires.append(Wire(reader, writer, self, channel, timeouts=self._timeouts))
-                if self._channels == 2 and wires[-1].sock is not None:
-                    mark(wires[-1].sock, self._marks[channel])
-            self._receiver.connect(self._channels)
+                wires.append(Wire(reader, writer, self, lane, timeouts=self._timeouts))
+                if self._lanes == 2 and wires[-1].sock is not None:
+                    mark(wires[-1].sock, self._marks[lane])
+            self._receiver.connect(self._lanes)
             self.connections += 1
             self._wires = wires
             await first_to_end(wires)
@@ -239,7 +239,7 @@ def connect(
     host: str,
     port: int,
     *,
-    channels: int = 1,
+    lanes: int = 1,
     ssl: tls.SSLContext | None = None,
     limits: ReceiverLimits | None = None,
     timeouts: Timeouts | None = None,
@@ -253,7 +253,7 @@ def connect(
     ----------
     host, port : str, int
         Of the server.
-    channels : {1, 2}
+    lanes : {1, 2}
         1: all goes over one connection, on which what is sent is chosen at the last moment. 2: residuals have a
         connection of their own, so that the network can treat them differently.
     ssl : ssl.SSLContext, optional
@@ -275,7 +275,7 @@ def connect(
     return Client(
         host,
         port,
-        channels=channels,
+        lanes=lanes,
         ssl=ssl,
         limits=limits,
         timeouts=timeouts,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from lynxq.arguments import integer
-from lynxq.errors import LynxqError, ParamsError, ProtocolError, TransferError
+from lynxq.errors import LynxqError, ParamsError, ProtocolError, SilenceError, TransferError
 from lynxq.stream.bucket import TokenBucket
 from lynxq.stream.events import Closed, Delivered, Event, Requested
 from lynxq.stream.limits import SenderLimits, Timeouts
@@ -35,6 +35,7 @@ class _Session:
         self.wires: dict[int, Wire] = {}
         self.names: dict[int, str] = {}
         self._server = server
+        self._progress = loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
 
         def wake() -> None:
@@ -48,35 +49,40 @@ class _Session:
         for wire in self.wires.values():
             wire.wake()
 
-    def push(self, data: bytes, channel: int) -> None:
+    def push(self, data: bytes, lane: int) -> None:
         """Take bytes that came on a connection."""
-        for event in self.sender.receive(data, channel):
+        for event in self.sender.receive(data, lane):
             self._take(event)
         self.wake()
 
-    def pull(self, size: int, channel: int) -> bytes:
+    def pull(self, size: int, lane: int) -> bytes:
         """The next bytes to send on a connection."""
-        data = self.sender.data_to_send(size, channel)
+        data = self.sender.data_to_send(size, lane)
+        if len(data) > HEADER_SIZE:  # more than a sign of life
+            self._progress = asyncio.get_running_loop().time()
         self._tell_ended()
-        if channel == 0:  # what the second connection waits for may be over now
-            self.wake_others(channel)
+        if lane == 0:  # what the second connection waits for may be over now
+            self.wake_others(lane)
         return data
 
-    def wake_others(self, channel: int) -> None:
+    def wake_others(self, lane: int) -> None:
         """Wake the other connections."""
         for number, wire in self.wires.items():
-            if number != channel:
+            if number != lane:
                 wire.wake()
 
-    def keepalive(self, channel: int) -> None:
-        """Queue a sign of life."""
-        self.sender.keepalive(channel)
+    def keepalive(self, lane: int) -> None:
+        """Nothing was sent for a while: queue a sign of life, unless it is the receiver that lets us wait too long."""
+        now = asyncio.get_running_loop().time()
+        if not self.sender.waits_for_receiver:
+            self._progress = now
+        elif now - self._progress > self._server.timeouts.stall:
+            raise SilenceError(f"the receiver took nothing for {self._server.timeouts.stall:g} s")
+        self.sender.keepalive(lane)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Closed):
-            self.sender.lost()
-            for wire in self.wires.values():
-                wire.finish()
+            self.lose()
             return
         if isinstance(event, Requested):
             self.names[event.request] = event.name
@@ -111,6 +117,10 @@ class _Session:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.lose()
+
+    def lose(self) -> None:
+        """A connection is gone, and with it the session: forget all requests, end the other connection."""
         self.sender.lost()
         self._tell_ended()
         for wire in self.wires.values():
@@ -146,7 +156,7 @@ class Server:
         self.limits = SenderLimits() if limits is None else limits
         self._ssl = ssl
         self._bucket = bucket
-        self._timeouts = Timeouts() if timeouts is None else timeouts
+        self.timeouts = Timeouts() if timeouts is None else timeouts
         self._max_connections = integer("max_connections", max_connections, 1, 1 << 20, ParamsError)
         self._marks = marks
         self._on_event = on_event
@@ -158,7 +168,10 @@ class Server:
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, self.host, self.port, ssl=self._ssl)
+        handshake = None if self._ssl is None else self.timeouts.greeting
+        self._server = await asyncio.start_server(
+            self._accept, self.host, self.port, ssl=self._ssl, ssl_handshake_timeout=handshake
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -210,13 +223,13 @@ class Server:
             self._connections.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(self._timeouts.greeting):
+        async with asyncio.timeout(self.timeouts.greeting):
             greeting = await reader.readexactly(HEADER_SIZE + HELLO_SIZE)
         records = list(RecordReader(0, HELLO_SIZE).feed(greeting))
         if not records:
             raise ProtocolError("a connection must begin with a greeting")
         hello = Hello.read(records[0])
-        if hello.channel:
+        if hello.lane:
             await self._second(hello, greeting, reader, writer)
             return
         if hello.session in self._sessions:
@@ -232,18 +245,16 @@ class Server:
     async def _second(
         self, hello: Hello, greeting: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        async with asyncio.timeout(self._timeouts.greeting):  # the first connection may be the slower one
+        async with asyncio.timeout(self.timeouts.greeting):  # the first connection may be the slower one
             while (session := self._sessions.get(hello.session)) is None:
                 self._begun.clear()
                 await self._begun.wait()
-        if hello.channel in session.wires:
+        if hello.lane in session.wires:
             raise ProtocolError("a session must have one second connection")
         try:
             await self._run(session, hello, greeting, reader, writer)
         finally:
-            first = session.wires.get(0)  # one cannot do without the other
-            if first is not None:
-                first.finish()
+            session.lose()
 
     async def _run(
         self,
@@ -253,15 +264,15 @@ class Server:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        wire = Wire(reader, writer, session, hello.channel, timeouts=self._timeouts, bucket=self._bucket)
-        if hello.channels == 2 and wire.sock is not None:
-            mark(wire.sock, self._marks[hello.channel])
-        session.wires[hello.channel] = wire
+        wire = Wire(reader, writer, session, hello.lane, timeouts=self.timeouts, bucket=self._bucket)
+        if hello.lanes == 2 and wire.sock is not None:
+            mark(wire.sock, self._marks[hello.lane])
+        session.wires[hello.lane] = wire
         try:
-            session.push(greeting, hello.channel)
+            session.push(greeting, hello.lane)
             await wire.run()
         finally:
-            session.wires.pop(hello.channel, None)
+            session.wires.pop(hello.lane, None)
 
 
 def serve(
