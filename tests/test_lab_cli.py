@@ -138,7 +138,11 @@ def test_help_needs_no_extra():
     [
         (["torch"], (), "lynxq: torch is not installed: pip install 'lynxq[lab]'\n"),
         (["transformers"], (), "lynxq: transformers is not installed: pip install 'lynxq[lab]'\n"),
-        (["matplotlib"], ("--plot", "x.png"), "lynxq: matplotlib is not installed: pip install 'lynxq[plot]'\n"),
+        (
+            ["matplotlib"],
+            ("--plot", "x.png"),
+            "lynxq: pictures need the library matplotlib: pip install 'lynxq[plot]'\n",
+        ),
     ],
 )
 def test_a_missing_extra_is_one_sentence(missing, options, sentence):

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lynxq import evaluate
+from lynxq import evaluate, plots
 from lynxq.cli import console
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ Methods = Annotated[str, typer.Option(help=f"names separated by commas, or all: 
 Start = Annotated[int, typer.Option(min=0, help="tokens of the text to leave out at its beginning")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="print CSV")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="replace files that exist")]
 Plot = Annotated[Path | None, typer.Option(help="write a figure: .png, .svg or .pdf; needs the extra lynxq[plot]")]
 
 
@@ -50,7 +51,7 @@ def capture(
     model: Model = None,
     compute: Compute = "float32",
     device: Device = "cpu",
-    force: Annotated[bool, typer.Option("--force", "-f", help="replace files that exist")] = False,
+    force: Force = False,
 ) -> None:
     """Write the KV cache of a text, as a model computes it, to a safetensors file for lynxq encode and lynxq eval.
 
@@ -91,6 +92,7 @@ def quality(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     plot: Plot = None,
+    force: Force = False,
 ) -> None:
     """Compare what a model says behind an exact cache with what it says behind reconstructions.
 
@@ -98,7 +100,7 @@ def quality(
     """
     from lynxq import lab
 
-    chosen = _check(methods, plot, as_json=as_json, as_csv=as_csv)
+    chosen = _check(text, methods, plot, force=force, as_json=as_json, as_csv=as_csv)
     lines = []
     for passage in _passages(text, model, compute, device, prefix=prefix, continuation=continuation, start=start):
         with _status(f"{passage.name}: the exact cache"):
@@ -106,9 +108,9 @@ def quality(
         with _steps(passage.name, len(chosen)) as done:
             lines += list(lab.quality(exact, chosen, progress=done))
     if plot is not None:
-        from lynxq.lab import plots
+        from lynxq.lab.plots import quality_figure
 
-        plots.save(plots.quality_figure(lines), plot)
+        _picture(plot, quality_figure(lines))
     if not _print_data(lines, as_json=as_json, as_csv=as_csv):
         console.out.print(_quality_table(lines))
 
@@ -130,6 +132,7 @@ def acceptance(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     plot: Plot = None,
+    force: Force = False,
 ) -> None:
     """Draft tokens from anchors, verify them with the full decode, and count how many stay.
 
@@ -137,7 +140,7 @@ def acceptance(
     """
     from lynxq import lab
 
-    chosen = _check(methods, plot, as_json=as_json, as_csv=as_csv)
+    chosen = _check(text, methods, plot, force=force, as_json=as_json, as_csv=as_csv)
     lines = []
     for passage in _passages(text, model, compute, device, prefix=prefix, continuation=0, start=start):
         with _steps(passage.name, len(chosen)) as done:
@@ -154,9 +157,9 @@ def acceptance(
                 )
             )
     if plot is not None:
-        from lynxq.lab import plots
+        from lynxq.lab.plots import acceptance_figure
 
-        plots.save(plots.acceptance_figure(lines), plot)
+        _picture(plot, acceptance_figure(lines))
     if not _print_data(lines, as_json=as_json, as_csv=as_csv):
         console.out.print(_acceptance_table(lines))
 
@@ -183,16 +186,16 @@ def _passages(sources: Sequence[str], model: Path | None, compute: str, device: 
         yield passage
 
 
-def _check(methods: str, plot: Path | None, *, as_json: bool, as_csv: bool) -> list[str]:
+def _check(
+    texts: Sequence[str], methods: str, plot: Path | None, *, force: bool, as_json: bool, as_csv: bool
+) -> list[str]:
     """Names of methods; whatever can be wrong is found before hours of work."""
     if as_json and as_csv:
         raise console.UsageError("results are printed as JSON or as CSV, not both: give one of --json and --csv")
     if plot is not None:
-        from lynxq.lab import libraries
-
-        libraries.need("matplotlib.figure", "plot")
-        if not plot.absolute().parent.is_dir():
-            raise console.UsageError(f"{plot.parent} is not a folder")
+        plots.image_format(plot)
+        for text in texts:
+            console.new_file(plot, force=force, source=Path(text))
     if methods == "all":
         return [name for name, method in evaluate.METHODS.items() if method.available]
     from lynxq.lab import coding
@@ -222,6 +225,11 @@ def _status(what: str) -> Iterator[None]:
         return
     with console.err.status(console.plain(what)):
         yield
+
+
+def _picture(path: Path, figure: Any) -> None:
+    plots.save(path, figure)
+    console.err.print(f"picture: {console.plain(path)}", soft_wrap=True)
 
 
 def _print_data(lines: Sequence[Any], *, as_json: bool, as_csv: bool) -> bool:

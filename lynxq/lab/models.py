@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lynxq.arguments import choice, shown
 from lynxq.arrays import Array
-from lynxq.errors import DTypeError, ModelError, ParamsError, ShapeError
+from lynxq.errors import DTypeError, MissingLibraryError, ModelError, ParamsError, ShapeError
 from lynxq.lab import download, libraries
 from lynxq.lab.converted import converted
 
@@ -226,11 +226,15 @@ def _read_plain(gguf: Path) -> tuple[Any, Any]:
 def _quiet(transformers: Any) -> Iterator[None]:
     """No progress bars: a library does not write to its caller's terminal."""
     logging = transformers.utils.logging
-    gguf = libraries.need("transformers.modeling_gguf_pytorch_utils", "lab")
-    shown_before, bar = logging.is_progress_bar_enabled(), getattr(gguf, "tqdm", None)
+    shown_before = logging.is_progress_bar_enabled()
+    try:  # the bar of this one does not obey the setting
+        gguf = libraries.need("transformers.modeling_gguf_pytorch_utils", "lab")
+    except MissingLibraryError:
+        gguf = None  # a module of some versions only
+    bar = getattr(gguf, "tqdm", None)
     logging.disable_progress_bar()
     if bar is not None:
-        gguf.tqdm = lambda items, **_: items  # this one ignores the setting
+        gguf.tqdm = lambda items, **_: items
     try:
         yield
     finally:

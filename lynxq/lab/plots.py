@@ -1,19 +1,14 @@
-"""Figures of results; needs the extra ``plot``."""
+"""Figures of results; need the extra ``plot``, and :func:`lynxq.plots.save` writes them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from lynxq.container.atomic import replacing
-from lynxq.errors import ParamsError
+from lynxq import plots
 from lynxq.lab.acceptance_rate import Acceptance
 from lynxq.lab.libraries import need
 from lynxq.lab.output_quality import Quality
-
-_MARKS = {"anchor": "o", "full": "s", "-": "x"}
 
 
 def quality_figure(results: Iterable[Quality]) -> Any:
@@ -22,26 +17,25 @@ def quality_figure(results: Iterable[Quality]) -> Any:
     Parameters
     ----------
     results : iterable of Quality
-        Lines with a KL of 0, which no logarithmic axis can show, are left out.
 
     Returns
     -------
     matplotlib.figure.Figure
+
+    Raises
+    ------
+    MissingLibraryError
+        If matplotlib or textalloc is not installed.
+    ParamsError
+        If there is no result.
     """
-    lines = list(results)
-    texts = list(dict.fromkeys(line.text for line in lines))
-    figure, panels = _figure(len(texts))
-    for panel, text in zip(panels, texts, strict=True):
-        for line in lines:
-            if line.text == text and line.kl_mean > 0:
-                panel.scatter(line.bits_per_element, line.kl_mean, marker=_MARKS[line.tier], color=_colour(line.tier))
-                panel.annotate(
-                    _label(line), (line.bits_per_element, line.kl_mean), (4, 3), textcoords="offset points", fontsize=7
-                )
-        panel.set(yscale="log", title=text, xlabel="bits per value, everything counted")
-        panel.grid(visible=True, which="major", alpha=0.3)
-    panels[0].set_ylabel("mean KL of the next token, nats")
-    return figure
+    panels: dict[str, list[plots.Mark]] = {}
+    for line in results:
+        mark = plots.Mark(line.method, line.bits_per_element, line.kl_mean, line.tier)
+        panels.setdefault(line.text, []).append(mark)
+    return plots.draw(
+        panels, xlabel="stored bits per element, everything counted", ylabel="mean KL of the next token, nats"
+    )
 
 
 def layers_figure(results: Iterable[Quality]) -> Any:
@@ -87,22 +81,6 @@ def acceptance_figure(results: Iterable[Acceptance]) -> Any:
     return figure
 
 
-def save(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Write a figure in the format that the name ends with, whole or not at all.
-
-    Raises
-    ------
-    ParamsError
-        If matplotlib does not write that format.
-    """
-    suffix = Path(path).suffix.removeprefix(".")
-    known = figure.canvas.get_supported_filetypes()
-    if suffix not in known:
-        raise ParamsError(f"the name of a figure must end with one of {', '.join(sorted(known))}, got {suffix!r}")
-    with replacing(path) as file:
-        figure.savefig(file, format=suffix, dpi=150)
-
-
 def _figure(panels: int) -> tuple[Any, Sequence[Any]]:
     """A figure that no window and no global state knows of."""
     figure = need("matplotlib.figure", "plot").Figure(figsize=(6.4 * max(panels, 1), 4.4), layout="constrained")
@@ -111,7 +89,3 @@ def _figure(panels: int) -> tuple[Any, Sequence[Any]]:
 
 def _label(line: Quality | Acceptance) -> str:
     return line.method if line.tier == "-" else f"{line.method}, {line.tier}"
-
-
-def _colour(tier: str) -> str:
-    return "#334155" if tier == "-" else "#c2410c"
