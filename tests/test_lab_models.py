@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -174,3 +176,19 @@ def test_records_are_written_whole(tmp_path):
     results.write_csv(tmp_path / "r.csv", rows)
     assert (tmp_path / "r.csv").read_text() == 'a,b.0,b.1,c\n0.1,1,2,\n3.0,,,"x,y"\n'
     assert results.to_json([]) == "[]"
+
+
+def test_the_walk_through_of_the_documentation_runs(tmp_path, monkeypatch):
+    model = tiny(max_position_embeddings=2048)
+    monkeypatch.setattr(lab, "load", lambda: model)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "lab.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile("\n".join(blocks), "lab.md", "exec"), {})  # noqa: S102 - our own text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "accepted.png",
+        "layers.png",
+        "quality.csv",
+        "quality.png",
+    ]
