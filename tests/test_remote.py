@@ -229,6 +229,9 @@ def test_prefixes_and_damage(store):
     assert error_of(lynxq.open, "recorded://kv.lynx") is NotLynxError
     with pytest.raises(FileNotFoundError):
         lynxq.open("recorded://none.lynx")
+    store.pipe_file("/folder/kv.lynx", DATA)
+    with pytest.raises(IsADirectoryError, match="recorded:///folder is a folder"):
+        lynxq.open("recorded://folder")
 
 
 def test_verify_fetches_every_byte_once(store):

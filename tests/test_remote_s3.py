@@ -103,6 +103,18 @@ def test_an_anchor_decode_touches_no_residual_byte(requests, monkeypatch, part):
         assert found[name].tobytes() == decoded(encoded, "anchor").tobytes()
 
 
+def test_the_same_over_plain_http(requests, endpoint):
+    tensors = large()
+    lynxq.save("s3://hot/kv.lynx", tensors, metadata=METADATA)
+    url = f"{endpoint}/hot/kv.lynx"
+    assert lynxq.load(url, tier="anchor")["k"].tobytes() == decoded(tensors["k"], "anchor").tobytes()
+    assert set(readings(url, [tensors]).values()) == {None}
+    with pytest.raises(WriterError, match="may be seen half written"):
+        lynxq.save(url, tensors)
+    with pytest.raises(FileNotFoundError):
+        lynxq.open(f"{endpoint}/hot/none.lynx")
+
+
 def test_hot_and_cold_files(requests, tmp_path):
     tensors = large()
     lynxq.save_split("s3://hot/kv.lynx", "s3://cold/kv.residual.lynx", tensors, metadata=METADATA)

@@ -105,7 +105,18 @@ class Reader(Mapping[str, StoredTensor]):
     def ranges(
         self, names: Iterable[str], tier: Tier = "full", tokens: tuple[int, int] | None = None
     ) -> list[tuple[Source, Range]]:
-        """The ranges of each source that decodes of these tensors read."""
+        """Which bytes decodes of some tensors read, for those who fetch them in their own way.
+
+        Parameters
+        ----------
+        names, tier, tokens
+            As for :meth:`fetched`.
+
+        Returns
+        -------
+        list of (Source, (int, int))
+            A source of this reader, and the first byte of a range of it and the one after the last.
+        """
         found = []
         for name in names:
             self[name]  # an unknown name is told here
@@ -154,7 +165,7 @@ class Reader(Mapping[str, StoredTensor]):
             yield
 
     def batches(self, names: Iterable[str], tier: Tier) -> Iterator[list[str]]:
-        """Names in groups that are worth one call of `fetched` each, in order."""
+        """Names in groups, in order, each as large as should be held at a time by `fetched`: 256 MiB or one tensor."""
         batch: list[str] = []
         size = 0
         for name in names:

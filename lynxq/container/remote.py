@@ -119,7 +119,10 @@ class RemoteSource(HeldSource):
         with ThreadPoolExecutor(1) as pool:  # the size and the header in the time of one request
             asked = pool.submit(self._ask, [(0, HEAD)]) if fs.async_impl else None
             with _os_errors(remote):
-                size = fs.info(path)["size"]
+                found = fs.info(path)
+        if found["type"] == "directory":
+            raise IsADirectoryError(f"{remote} is a folder")
+        size = found["size"]
         if size is None:
             raise SourceError(f"{remote} has no known size, so that it cannot be read in ranges")
         super().__init__(size)
