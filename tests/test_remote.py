@@ -19,7 +19,9 @@ from lynxq.errors import (
     AnchorChecksumError,
     MissingLibraryError,
     MissingResidualError,
+    MissingTensorError,
     NotLynxError,
+    ParamsError,
     SourceError,
     TruncatedError,
     WriterError,
@@ -170,6 +172,17 @@ def test_token_ranges_ask_for_the_pages_that_they_need(store, tier, tokens):
     assert sorted(together) == remote.merged(pages)
     truth = decoded(TENSORS["k"], tier)[slice(*tokens)]
     assert alone.tobytes() == again.tobytes() == truth.tobytes()
+
+
+@pytest.mark.parametrize("source", ["recorded://kv.lynx", DATA])
+def test_what_cannot_be_fetched(store, source):
+    with lynxq.open(source) as reader:
+        with pytest.raises(MissingTensorError), reader.fetched(["k", "x"]):
+            pass
+        with pytest.raises(ParamsError), reader.fetched(["k"], "near"):
+            pass
+    with pytest.raises(MissingTensorError):
+        lynxq.load(source, names=["x"])
 
 
 def test_large_reads_are_asked_for_in_parts(store, monkeypatch):

@@ -156,9 +156,11 @@ class Reader(Mapping[str, StoredTensor]):
         (256, 2, 64)
         """
         choice("tier", tier, Tier)
-        wanted: dict[Source, list[Range]] = {}
-        for source, each in self.ranges(names, tier, tokens):
-            wanted.setdefault(source, []).append(each)
+        chosen = [self[name].name for name in names]
+        wanted: dict[Source, list[Range]] = {source: [] for source in self._sources if source.slow}
+        for source, each in self.ranges(chosen, tier, tokens) if wanted else ():
+            if source in wanted:
+                wanted[source].append(each)
         with ExitStack() as stack:
             for source, ranges in wanted.items():
                 stack.enter_context(source.fetched(ranges))

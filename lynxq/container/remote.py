@@ -110,6 +110,8 @@ def _os_errors(remote: Remote) -> Iterator[None]:
 class RemoteSource(HeldSource):
     """A remote file, of which only ranges are read. It must not be replaced while it is open."""
 
+    slow = True
+
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
         fs, path = remote.fs, remote.path

@@ -41,6 +41,9 @@ class Source(ABC):
     #: Bytes there are.
     size: int
 
+    #: Whether every read takes long, so that what will be read should be fetched together.
+    slow = False
+
     @abstractmethod
     def _read(self, offset: int, size: int) -> memoryview: ...
 
@@ -55,10 +58,10 @@ class Source(ABC):
         return self._read(offset, size)
 
     def expect_header(self, offset: int) -> None:  # noqa: B027 - to be told needs no answer
-        """Be told that a header is read next; for sources where every read takes long."""
+        """Be told that a header is read next."""
 
-    def fetched(self, ranges: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:  # noqa: ARG002 - of use to subclasses
-        """Be told which ranges are read while a block runs; for sources where every read takes long."""
+    def fetched(self, ranges: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:  # noqa: ARG002 - for subclasses
+        """Be told which ranges are read while a block runs."""
         return nullcontext()
 
     def close(self) -> None:
