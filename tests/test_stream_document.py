@@ -68,9 +68,9 @@ def test_the_limits_are_those_of_the_code():
             assert defaults[group][field] == number(values[min(place, len(values) - 1)]), field
             checked += 1
     assert checked == 9
-    assert {
-        re.findall(r"\((.*)\)", row["Limit"])[0]: int(row["Default"]) for row in rows if "(" in row["Limit"]
-    } == {"max_connections=": 256}
+    assert {re.findall(r"\((.*)\)", row["Limit"])[0]: int(row["Default"]) for row in rows if "(" in row["Limit"]} == {
+        "max_connections=": 256
+    }
     text = next(row["Default"] for row in rows if row["Limit"] == "Timeouts")
     assert dict(re.findall(r"(\w+) (\d+) s", text)) == {
         name: f"{getattr(Timeouts(), name):g}" for name in ("greeting", "silence", "stall")

@@ -834,6 +834,10 @@ def test_a_second_connection_belongs_to_its_first():
     sender.receive(greeting(lanes=2))
     with pytest.raises(ProtocolError):
         sender.receive(greeting(lane=1, lanes=2, session=b"t" * 16), 1)
+    sender = stream.Sender()
+    sender.receive(greeting())
+    with pytest.raises(ProtocolError):
+        sender.receive(greeting(lane=1, lanes=2), 1)
 
 
 def test_a_later_version_may_add_records_that_are_skipped():

@@ -402,6 +402,42 @@ def test_a_request_that_is_given_up_while_it_waits():
     run(main)
 
 
+def test_searches_end_with_their_requests():
+    """Whoever asks and cancels without end does not fill the server with searches."""
+
+    async def main():
+        searching = []
+        never = asyncio.Event()
+
+        async def resolve(name):
+            searching.append(name)
+            try:
+                await never.wait()
+            finally:
+                searching.remove(name)
+
+        async with tcp.serve(resolve) as server:
+            with pytest.raises(ParamsError):
+                await server.delivered("p")
+            reader, writer = await asyncio.open_connection(LOCAL, server.port)
+            writer.write(GREETING)
+            for request in range(1, 500):
+                writer.write(Record(Type.REQUEST, 1, request, body=b"p").pack())
+                writer.write(Record(Type.CANCEL, request=request).pack())
+                await asyncio.sleep(0)
+            writer.write(Record(Type.REQUEST, 1, 1000, body=b"last").pack())
+            while "last" not in searching:
+                await asyncio.sleep(0.001)
+            assert searching == ["last"]
+            writer.close()
+            await writer.wait_closed()
+            while searching:
+                await asyncio.sleep(0.001)
+            del reader
+
+    run(main)
+
+
 def test_callbacks_that_fail_end_their_transfer_only():
     def refuse(ready):
         raise ValueError("no room")

@@ -132,7 +132,7 @@ class Sender:
     def _greet(self, hello: Hello, lane: int) -> None:
         if hello.role != Role.RECEIVER:
             raise ProtocolError("a sender must talk to a receiver")
-        if lane != hello.lane or (lane and (self.peer is None or self.peer.session != hello.session)):
+        if lane != hello.lane or (lane and not self._belongs(hello)):
             raise ProtocolError(f"connection {lane} is not the one of its greeting, number {hello.lane}")
         self._greeted.add(lane)
         if lane == 0:
@@ -148,6 +148,10 @@ class Sender:
             max_requests=self.limits.max_requests,
         )
         self._queue(answer.record(), lane)
+
+    def _belongs(self, hello: Hello) -> bool:
+        """Whether a second connection is that of the first one."""
+        return self.peer is not None and (self.peer.session, self.peer.lanes) == (hello.session, hello.lanes)
 
     def _request(self, record: Record) -> Event | None:
         name = read_name(record)

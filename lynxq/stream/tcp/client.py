@@ -197,12 +197,12 @@ class Client:
                 await self._connection()
             except (OSError, LynxqError, TimeoutError) as caught:
                 error = caught
-            failures = 0 if self._pages > pages else failures + 1
+            failures = failures + 1 if self._transfers and self._pages == pages else 0
             if failures >= self._attempts:
                 self._give_up(error)
                 failures = 0
             elif self._transfers and not self._closing:
-                await asyncio.sleep(min(self._delay * 2**failures, 30 * self._delay))
+                await asyncio.sleep(self._delay * min(2 ** min(failures, 5), 30))
 
     async def _connection(self) -> None:
         """Make the connections of a session, and carry bytes until one of them ends."""
