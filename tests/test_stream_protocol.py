@@ -642,6 +642,27 @@ def test_farewells():
     assert pair.sender_events == [Closed(0)]
 
 
+def test_nothing_follows_a_farewell():
+    pair = Pair({"p": source()})
+    pair.ask("p")
+    pair.accept()
+    pair.receiver.receive(pair.from_sender(3000))
+    pair.take()
+    pair.receiver.close()
+    pair.ask("p")
+    pair.receiver.keepalive()
+    assert records(pair.receiver.data_to_send())[-1].type == Type.BYE
+    assert pair.receiver.data_to_send() == b""
+    pair.sender.close()
+    pair.sender.keepalive()
+    assert [record.type for record in records(pair.from_sender(1 << 20))] == [Type.BYE]
+    assert pair.sender.ended() == [Cancelled(1)]
+    pair.reconnect()
+    pair.run()
+    pair.check(1, encoded())
+    pair.check(2, encoded())
+
+
 def test_signs_of_life_are_no_events():
     pair = Pair({}, lanes=2)
     pair.run()
