@@ -122,6 +122,7 @@ class Pair:
                     self.take()
                     self.to_sender()
         self.sender_events += self.sender.ended()
+        assert all(window.held == 0 for window in self.receiver._windows.values())  # everything was taken or dropped
 
     def reconnect(self):
         """All connections are lost, and made again to a sender that knows nothing."""

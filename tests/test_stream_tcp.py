@@ -402,6 +402,83 @@ def test_a_request_that_is_given_up_while_it_waits():
     run(main)
 
 
+def test_searches_end_with_their_requests():
+    """Whoever asks and cancels without end does not fill the server with searches."""
+
+    async def main():
+        searching = []
+        never = asyncio.Event()
+
+        async def resolve(name):
+            searching.append(name)
+            try:
+                await never.wait()
+            finally:
+                searching.remove(name)
+
+        async with tcp.serve(resolve) as server:
+            with pytest.raises(ParamsError):
+                await server.delivered("p")
+            reader, writer = await asyncio.open_connection(LOCAL, server.port)
+            writer.write(GREETING)
+            for request in range(1, 500):
+                writer.write(Record(Type.REQUEST, 1, request, body=b"p").pack())
+                writer.write(Record(Type.CANCEL, request=request).pack())
+                await asyncio.sleep(0)
+            writer.write(Record(Type.REQUEST, 1, 1000, body=b"last").pack())
+            while "last" not in searching:
+                await asyncio.sleep(0.001)
+            assert searching == ["last"]
+            writer.close()
+            await writer.wait_closed()
+            while searching:
+                await asyncio.sleep(0.001)
+            del reader
+
+    run(main)
+
+
+def test_a_callback_may_cancel():
+    async def main():
+        transfers = {}
+
+        def stop(ready):
+            transfers["a"].cancel()
+
+        async with (
+            tcp.serve({"a": EncodedSource({"k": wide(16 * 300)}), "b": source()}) as server,
+            connect(server, limits=ReceiverLimits(anchor_window=20000, max_data=512)) as client,
+        ):
+            transfers["a"] = await client.request("a", on_residual_ready=stop)
+            with pytest.raises(RequestError, match="cancelled"):
+                await transfers["a"].done()
+            good = await client.request("b")
+            await good.done()
+            check(good, encoded())
+            assert client.connections == 1
+
+    run(main)
+
+
+def test_a_model_may_decode_in_another_thread():
+    async def main():
+        tensors = {"k": wide(16 * 200)}
+        cache = np.zeros((16 * 200, 40), np.float32)
+        async with tcp.serve({"p": EncodedSource(tensors)}) as server, connect(server) as client:
+            transfer = await client.request("p")
+
+            def refine(ready):
+                tokens = slice(ready.start * 16, ready.stop * 16)
+                tier = "anchor" if ready.stream == "anchor" else "full"
+                transfer.decode("k", tier, pages=(ready.start, ready.stop), out=cache[tokens])
+
+            async for ready in transfer.ready():
+                await asyncio.to_thread(refine, ready)
+            assert cache.tobytes() == lynxq.decode_full(tensors["k"]).tobytes()
+
+    run(main)
+
+
 def test_callbacks_that_fail_end_their_transfer_only():
     def refuse(ready):
         raise ValueError("no room")

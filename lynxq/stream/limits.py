@@ -52,7 +52,7 @@ class ReceiverLimits:
     max_request_bytes : int
         Bytes of all streams of one request.
     max_tensors : int
-        Tensors of one request.
+        Tensors of one request. A header of strangers costs about a millisecond for each.
     max_header : int
         Bytes of a segment header.
     max_data : int
@@ -64,7 +64,7 @@ class ReceiverLimits:
     anchor_window: int = 1 << 26
     residual_window: int = 1 << 26
     max_request_bytes: int = 1 << 35
-    max_tensors: int = 4096
+    max_tensors: int = 1024
     max_header: int = 1 << 20
     max_data: int = 1 << 16
     retries: int = 3

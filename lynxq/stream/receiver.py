@@ -69,7 +69,7 @@ class Receiver:
         self._delivery = Delivery(self._windows)
         self._requests: dict[int, Incoming] = {}
         self._last_request = 0
-        self._connected = False
+        self._connected = self._closed = False
         self._session = b""
         self._lanes = 1
         self._readers: dict[int, RecordReader] = {}
@@ -127,7 +127,7 @@ class Receiver:
         self._session = secrets.token_bytes(16) if session is None else session
         if not isinstance(self._session, bytes) or len(self._session) != 16:
             raise ParamsError(f"session must be 16 bytes, got {session!r}")
-        self._connected = True
+        self._connected, self._closed = True, False
         credit = {stream: window.restart() for stream, window in self._windows.items()}
         for lane in range(lanes):
             hello = Hello(
@@ -161,9 +161,10 @@ class Receiver:
         self._queue(Record(Type.PING), lane)
 
     def close(self) -> None:
-        """Queue a farewell on all connections."""
+        """Queue a farewell on all connections: nothing is sent after it."""
         for lane in range(self._lanes if self._connected else 0):
             self._queue(Record(Type.BYE), lane)
+        self._closed = True
 
     def fail(self, code: int, reason: str) -> None:
         """Queue an error, instead of everything else; the connection is of no more use."""
@@ -188,6 +189,8 @@ class Receiver:
                 self._queue(record)
 
     def _queue(self, record: Record, lane: int = 0) -> None:
+        if self._closed:
+            return
         data = record.pack()
         self._control[lane].append(data)
         self._backlog += len(data)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lynxq.errors import LynxqError, PeerError, ProtocolError
 from lynxq.format.frames import STREAMS, Buffer
 from lynxq.layout import Stream
+from lynxq.stream.asked import Requests
 from lynxq.stream.events import Cancelled, Closed, Delivered, Ended, Event, Requested
 from lynxq.stream.limits import SenderLimits
-from lynxq.stream.messages import Code, Hello, Role, read_checksums, read_name, read_reason, reason_record
+from lynxq.stream.messages import Code, Hello, Role, read_name, read_reason, reason_record
 from lynxq.stream.outgoing import ChangedError, Outgoing
 from lynxq.stream.records import Record, RecordReader, Type
 from lynxq.stream.scheduler import Scheduler
@@ -21,26 +21,6 @@ from lynxq.stream.sources import Source
 
 def _nothing() -> None:
     """Wake nobody."""
-
-
-@dataclass
-class _Asked:
-    """A request: what the receiver said of it, and what is sent once there is a source."""
-
-    wanted: tuple[Stream, ...]
-    identity: int
-    have: dict[Stream, dict[tuple[int, int], int]] = field(default_factory=lambda: {"anchor": {}, "residual": {}})
-    accepted: bool = False
-    sending: Outgoing | None = None
-
-    def start(self) -> None:
-        """Let those streams go whose time has come."""
-        if self.sending is None:
-            return
-        if self.accepted:
-            self.sending.started = set(self.sending.streams)
-        elif not self.identity:  # a receiver that has nothing takes anchors before it has looked at the header
-            self.sending.started = {"anchor"}
 
 
 class Sender:
@@ -70,12 +50,10 @@ class Sender:
         self._greeted: set[int] = set()
         self._control: dict[int, deque[bytes]] = {0: deque(), 1: deque()}
         self._backlog = 0
-        self._requests: dict[int, _Asked] = {}
-        self._last_request = 0
-        self._checksums = 0
+        self._requests = Requests(self.limits)
         self._scheduler = Scheduler(self._source_failed, self._queue)
         self._ended: list[Event] = []
-        self._broken = False
+        self._broken = self._closed = False
 
     # --- what comes in -----------------------------------------------------------------------------
 
@@ -132,7 +110,7 @@ class Sender:
     def _greet(self, hello: Hello, lane: int) -> None:
         if hello.role != Role.RECEIVER:
             raise ProtocolError("a sender must talk to a receiver")
-        if lane != hello.lane or (lane and (self.peer is None or self.peer.session != hello.session)):
+        if lane != hello.lane or (lane and not self._belongs(hello)):
             raise ProtocolError(f"connection {lane} is not the one of its greeting, number {hello.lane}")
         self._greeted.add(lane)
         if lane == 0:
@@ -149,39 +127,24 @@ class Sender:
         )
         self._queue(answer.record(), lane)
 
+    def _belongs(self, hello: Hello) -> bool:
+        """Whether a second connection is that of the first one."""
+        return self.peer is not None and (self.peer.session, self.peer.lanes) == (hello.session, hello.lanes)
+
     def _request(self, record: Record) -> Event | None:
         name = read_name(record)
-        if record.request <= self._last_request:
-            raise ProtocolError(f"a request must have a number above {self._last_request}, got {record.request}")
-        self._last_request = record.request
-        if len(self._requests) >= self.limits.max_requests:
+        asked = self._requests.add(record)
+        if asked is None:
             text = f"at most {self.limits.max_requests} requests are served at a time"
             self._queue(reason_record(Type.END, Code.BUSY, text, record.request))
             return None
-        streams = tuple(STREAMS.values())[: record.kind + 1]
-        self._requests[record.request] = _Asked(streams, record.total)
-        return Requested(record.request, name, streams)
+        return Requested(record.request, name, asked.wanted)
 
-    def _known(self, record: Record) -> _Asked | None:
-        """The request of a record; None if it ended here, which the receiver may not know yet."""
-        if not 0 < record.request <= self._last_request:
-            raise ProtocolError(f"request {record.request} was never made")
-        return self._requests.get(record.request)
-
-    def _take_have(self, record: Record) -> None:
-        asked, found = self._known(record), read_checksums(record.body)
-        if asked is None:
-            return
-        if asked.accepted or not asked.identity:
-            raise ProtocolError(f"request {record.request} must say what it has before it accepts, and name a segment")
-        self._checksums += len(found)
-        if self._checksums > self.limits.max_checksums:
-            raise ProtocolError(f"at most {self.limits.max_checksums} checksums are kept, got {self._checksums}")
-        have = asked.have[STREAMS[record.kind]]
-        have.update({(record.tensor, page): value for page, value in enumerate(found, record.page)})
+    def _have(self, record: Record) -> None:
+        self._requests.have(record)
 
     def _accept(self, record: Record) -> None:
-        asked = self._known(record)
+        asked = self._requests.of(record)
         if asked is not None:
             asked.accepted = True
             asked.start()
@@ -190,7 +153,7 @@ class Sender:
         self._scheduler.credit(STREAMS[record.kind], record.total)
 
     def _again(self, record: Record) -> None:
-        asked = self._known(record)
+        asked = self._requests.of(record)
         if asked is None:
             return
         if asked.sending is None:
@@ -198,14 +161,14 @@ class Sender:
         asked.sending.again(STREAMS[record.kind], record.tensor, record.page)
 
     def _cancel(self, record: Record) -> Event | None:
-        return None if self._known(record) is None else self._forget(Cancelled(record.request))
+        return None if self._requests.of(record) is None else self._forget(Cancelled(record.request))
 
     def _received(self, record: Record) -> Event | None:
-        return None if self._known(record) is None else self._forget(Delivered(record.request))
+        return None if self._requests.of(record) is None else self._forget(Delivered(record.request))
 
     _HANDLERS: ClassVar[dict[int, Callable[[Sender, Record], Event | None]]] = {
         Type.REQUEST: _request,
-        Type.HAVE: _take_have,
+        Type.HAVE: _have,
         Type.ACCEPT: _accept,
         Type.CREDIT: _credit,
         Type.AGAIN: _again,
@@ -216,9 +179,9 @@ class Sender:
     # --- what the application does -----------------------------------------------------------------
 
     def open(self, request: int, source: Source) -> bool:
-        """Answer a request with a source; returns whether it is still wanted."""
+        """Answer a request with a source; returns whether it will be sent."""
         asked = self._requests.get(request)
-        if asked is None or self.peer is None:
+        if asked is None or asked.sending is not None or self.peer is None:
             return False
         asked.sending = Outgoing(
             request, source, asked.wanted, asked.have, max_again=self.limits.max_again, wake=self._wake
@@ -237,7 +200,7 @@ class Sender:
 
     def refuse(self, request: int, code: int, reason: str) -> None:
         """End a request."""
-        if request in self._requests:
+        if self._requests.get(request) is not None:
             self._forget(Ended(request, code, reason))
             self._queue(reason_record(Type.END, code, reason, request))
 
@@ -250,10 +213,7 @@ class Sender:
         self.refuse(request, code, reason)
 
     def _forget(self, event: Event) -> Event:
-        asked = self._requests.pop(event.request)
-        self._checksums -= sum(len(pages) for pages in asked.have.values())
-        if asked.sending is not None:
-            asked.sending.close()
+        self._requests.forget(event.request)
         self._scheduler.remove(event.request)
         return event
 
@@ -262,9 +222,11 @@ class Sender:
         self._queue(Record(Type.PING), lane)
 
     def close(self) -> None:
-        """Queue a farewell on all connections: nothing more is sent after what is queued."""
+        """Forget all requests, and queue a farewell on all connections: nothing is sent after it."""
+        self._forget_all()
         for lane in self._greeted:
             self._queue(Record(Type.BYE), lane)
+        self._closed = True
 
     def fail(self, code: int, reason: str) -> None:
         """Queue an error, instead of everything else; the connection is of no more use."""
@@ -277,7 +239,10 @@ class Sender:
     def lost(self) -> None:
         """The connections are gone: forget all requests."""
         self._broken = True
-        self._ended += [self._forget(Cancelled(request)) for request in list(self._requests)]
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._ended += [self._forget(Cancelled(request)) for request in self._requests.numbers()]
 
     def ended(self) -> list[Event]:
         """Requests that ended since the last call, but not by a record of the receiver: `Ended`, and `Cancelled` if
@@ -294,6 +259,8 @@ class Sender:
     # --- what goes out -----------------------------------------------------------------------------
 
     def _queue(self, record: Record, lane: int = 0) -> None:
+        if self._closed:
+            return
         data = record.pack()
         self._control[lane].append(data)
         self._backlog += len(data)

@@ -177,7 +177,7 @@ class Client:
                 wrapped.__cause__ = error
                 transfer.fail(wrapped)
             if transfer.ended:
-                del self._transfers[event.request]
+                self._transfers.pop(event.request, None)  # a callback may have cancelled it
         if not self._transfers:
             self._wanted.clear()
 
@@ -185,8 +185,9 @@ class Client:
         """Keep a connection as long as there is something to receive."""
         try:
             await self._keep_connected()
-        finally:  # whatever ended this, nobody waits for ever
-            self._give_up(None)
+        except Exception as error:
+            self._give_up(f"failed: {error!r}", error)  # nobody waits for ever, whatever it was
+            raise
 
     async def _keep_connected(self) -> None:
         failures = 0
@@ -197,12 +198,12 @@ class Client:
                 await self._connection()
             except (OSError, LynxqError, TimeoutError) as caught:
                 error = caught
-            failures = 0 if self._pages > pages else failures + 1
+            failures = failures + 1 if self._transfers and self._pages == pages else 0
             if failures >= self._attempts:
-                self._give_up(error)
+                self._give_up(f"was lost {self._attempts} times: {error}", error)
                 failures = 0
             elif self._transfers and not self._closing:
-                await asyncio.sleep(min(self._delay * 2**failures, 30 * self._delay))
+                await asyncio.sleep(self._delay * min(2 ** min(failures, 5), 30))
 
     async def _connection(self) -> None:
         """Make the connections of a session, and carry bytes until one of them ends."""
@@ -224,11 +225,11 @@ class Client:
             for wire in wires:
                 await wire.close()
 
-    def _give_up(self, error: BaseException | None) -> None:
+    def _give_up(self, what: str, error: BaseException | None) -> None:
         """End all transfers: the server cannot be reached, or sends nothing that can be used."""
         for number, transfer in list(self._transfers.items()):
             self._receiver.cancel(number)
-            lost = ConnectionLostError(f"the connection to {self._address} was lost {self._attempts} times: {error}")
+            lost = ConnectionLostError(f"the connection to {self._address} {what}")
             lost.__cause__ = error
             transfer.fail(lost)
         self._transfers.clear()
