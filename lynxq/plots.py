@@ -217,7 +217,7 @@ def save(path: PathLike, figure: Figure) -> None:
     ----------
     path : path
     figure : matplotlib.figure.Figure
-        One figure gives one file: versions and dates are left out of PNG, SVG and PDF.
+        One figure gives one file in PNG and PDF: versions and dates are left out.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def save(path: PathLike, figure: Figure) -> None:
     from lynxq.container.atomic import replacing
 
     kind = image_format(path)
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}}.get(kind)
     image = BytesIO()
     figure.savefig(image, format=kind, dpi=150, metadata=metadata)
     with replacing(path) as file:
