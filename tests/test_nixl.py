@@ -342,6 +342,32 @@ def test_a_damaged_page_is_reported_and_not_used(stream, offset, error):
     same(received.encoded("t0", pages=(2, 3)), encoded["t0"].pages(2, 3))
 
 
+@pytest.mark.parametrize("other", [{"seed": 0, "page": 2, "n": "0"}, {"seed": 1, "page": 1, "n": "1"}])
+def test_a_sound_frame_of_another_page_or_segment_is_not_taken(other):
+    encoded = tensors(0, [(40, 2, 8)])
+    network, sender, receiver = pair()
+    source = EncodedSource(encoded, metadata={"n": "0"})
+    number, ticket = receiver.open(sender.offer(source))
+    sender.accept(ticket)
+    place = places(source.header, "anchor")[1]
+    elsewhere = EncodedSource(tensors(other["seed"], [(40, 2, 8)]), metadata={"n": other["n"]})
+    frame = elsewhere.frame("anchor", 0, other["page"])
+    foreign = np.frombuffer(frame.header.pack() + bytes(frame.payload), np.uint8)
+    assert foreign.size == place.end - place.begin
+
+    def damage():
+        if any(Notice.unpack(data).end >= place.end for _, data in network.agents["decode"].inbox):
+            begin = Ticket.unpack(ticket).regions["anchor"][0] + place.begin
+            ctypes.memmove(begin, foreign.ctypes.data, foreign.size)
+
+    _, got = drive(network, sender, receiver, damage)
+    first, second = [event for event in got if isinstance(event, Damaged)]
+    assert isinstance(first.error, FrameError)
+    assert (first.stream, first.page, second.stream, second.page) == ("anchor", 1, "residual", 1)
+    assert got[-1] == Done(number, 2)
+    same(receiver.received(number).encoded("t0", pages=(2, 5)), encoded["t0"].pages(2, 5))
+
+
 def test_memory_that_changes_later_changes_nothing():
     encoded = tensors()
     network, sender, receiver = pair()
