@@ -1,1 +1,1 @@
-"""lynxq inside of other systems: one module for each, imported when it is used; none of them is needed by another."""
+"""lynxq inside other systems: one module or package for each of them, with an extra of the same name."""
