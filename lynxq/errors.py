@@ -60,6 +60,10 @@ class MissingLibraryError(LynxqError, ImportError):
     """A library that an optional part of lynxq needs is not installed."""
 
 
+class UnsupportedCacheError(LynxqError, ValueError):
+    """The KV cache of an engine is of a kind that an integration does not handle."""
+
+
 class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 
