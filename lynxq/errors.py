@@ -64,6 +64,10 @@ class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 
 
+class CacheNotReadyError(LynxqError, RuntimeError):
+    """A forward pass needs an anchor that has not arrived, or never will; see :class:`ProgressiveCache`."""
+
+
 class TensorFileError(LynxqError):
     """A file is not a safetensors file, or has a tensor that numpy cannot hold."""
 
