@@ -2,6 +2,9 @@
 
 import copy
 import inspect
+import json
+import subprocess
+import sys
 import threading
 import tracemalloc
 
@@ -163,6 +166,8 @@ def test_memory_is_taken_once():
     assert cache.nbytes == decoded * 1100 // 1000
     storages = [buffer.storage.data_ptr() for layer in cache.layers for buffer in layer._buffers]
     pages = [(n, t.pages(page, page + 1)) for n, t in tensors.items() for page in range(t.layout.pages)]
+    arrive(ProgressiveCache(tensors), tensors, "anchor")  # loads kernels
+    arrive(ProgressiveCache(tensors), tensors, "full")
     for tier in ("anchor", "full"):
         tracemalloc.start()  # numpy and Python; torch is seen by the address of what it holds
         for name, page in pages:
@@ -171,6 +176,34 @@ def test_memory_is_taken_once():
         tracemalloc.stop()
         assert peak < decoded / 4
     assert storages == [buffer.storage.data_ptr() for layer in cache.layers for buffer in layer._buffers]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak as Linux counts it")
+def test_the_peak_of_the_process_hardly_rises_when_a_cache_is_refined():
+    code = """
+import json, resource, torch, lynxq
+from lynxq.integrations.hf import ProgressiveCache
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+small = lynxq.encode(torch.randn(1, 4, 512, 64), token_axis=2)
+for one in (small.anchor_only(), small):  # compiles
+    ProgressiveCache({"layer.0.key": small, "layer.0.value": small}).write("layer.0.key", one)
+encoded = lynxq.encode(torch.randn(1, 4, 65536, 64), token_axis=2)
+tensors = {"layer.0.key": encoded, "layer.0.value": encoded}
+before = peak()
+cache = ProgressiveCache(tensors, capacity=65536)
+for name in tensors:
+    cache.write(name, encoded.anchor_only())
+anchor = peak()
+for name in tensors:
+    cache.write(name, encoded)
+print(json.dumps([cache.nbytes, anchor - before, peak() - anchor]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    nbytes, filled, refined = json.loads(result.stdout)
+    assert nbytes == 2 * 4 * 4 * 65536 * 64
+    assert filled < 1.05 * nbytes
+    assert refined < 0.05 * nbytes
 
 
 # --- generating --------------------------------------------------------------------------------------
@@ -417,6 +450,48 @@ def test_a_failed_transfer_ends_the_wait():
     thread.join(30)
     assert str(errors[0]) == "the anchor of layer 0 will not arrive: peer is gone"
     assert isinstance(errors[0].__cause__, ConnectionResetError)
+
+
+def test_a_pass_that_requires_the_residual_waits_for_it_layer_by_layer():
+    model = llama()
+    _, tensors = prefill(model, prompt(300))
+    cache = ProgressiveCache(tensors, timeout=30.0)
+    arrive(cache, tensors, "anchor")
+    cache.required = "full"
+    result, passed = [], threading.Event()
+    original = cache.layers[0].update
+    cache.layers[0].update = lambda *arguments, **_: (original(*arguments), passed.set())[0]
+    thread = threading.Thread(target=lambda: result.append(run(model, prompt(4, seed=1), cache)))
+    thread.start()
+    for index, (name, encoded) in enumerate(tensors.items()):
+        assert not result
+        cache.write(name, encoded)
+        if index == 1:
+            assert passed.wait(30)
+    thread.join(30)
+    assert bits(result[0]) == bits(run(model, prompt(4, seed=1), to_cache(tensors)))
+    late = ProgressiveCache(tensors)
+    late.required = "full"
+    arrive(late, tensors, "anchor")
+    with pytest.raises(CacheNotReadyError, match="the residual of layer 0 has not arrived"):
+        run(model, prompt(1), late)
+    with pytest.raises(ParamsError, match="required must be one of"):
+        late.required = "best"
+
+
+def test_states_from_elsewhere_fill_a_layer():
+    model = llama()
+    plain, tensors = prefill(model, prompt(300, batch=2))
+    cache = ProgressiveCache(tensors)
+    arrive(cache, tensors, "anchor")
+    cache.reorder_cache(torch.tensor([1, 0]))
+    for name, tensor in states(plain).items():
+        cache.fill(name, tensor)
+    assert cache.tier == "full"
+    for name, tensor in states(cache).items():
+        assert bits(tensor) == bits(states(plain)[name].flip(0))
+    with pytest.raises(ShapeError, match=r"'layer\.0\.key' must be of shape"):
+        cache.fill("layer.0.key", torch.ones(2, 2, 299, 16))
 
 
 def test_generating_while_refining_is_sound():

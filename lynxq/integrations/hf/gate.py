@@ -6,6 +6,7 @@ from collections.abc import Callable
 from threading import Condition
 
 from lynxq.errors import CacheNotReadyError
+from lynxq.layout import Tier
 
 
 class Gate:
@@ -14,17 +15,23 @@ class Gate:
     Parameters
     ----------
     timeout : float
-        Seconds that a forward pass waits at most.
+        Seconds that a forward pass waits at most at a layer.
+
+    Attributes
+    ----------
+    tier : {"anchor", "full"}
+        What it waits for.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._changed = Condition()
         self._failure: BaseException | None = None
+        self.tier: Tier = "anchor"
 
     def __deepcopy__(self, memo: dict[int, object]) -> Gate:
         twin = Gate(self._timeout)
-        twin._failure = self._failure
+        twin._failure, twin.tier = self._failure, self.tier
         memo[id(self)] = twin
         return twin
 
@@ -39,21 +46,25 @@ class Gate:
             self._failure = failure
             self._changed.notify_all()
 
-    def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Return once `ready` says so.
+    def wait(self, layer: int, tier: Callable[[], Tier | None]) -> None:
+        """Return once a layer has the tier that is required.
 
         Raises
         ------
         CacheNotReadyError
             If the time is up, or the transfer has failed; that failure is its cause.
         """
+
+        def ready() -> bool:
+            return tier() in (self.tier, "full")
+
         if ready():
             return
         with self._changed:
-            done = self._changed.wait_for(lambda: self._failure is not None or ready(), self._timeout)
+            self._changed.wait_for(lambda: self._failure is not None or ready(), self._timeout)
             if ready():
                 return
+            what = f"the {'anchor' if self.tier == 'anchor' else 'residual'} of layer {layer}"
             if self._failure is not None:
                 raise CacheNotReadyError(f"{what} will not arrive: {self._failure}") from self._failure
-            if not done:
-                raise CacheNotReadyError(f"{what} has not arrived within {self._timeout:g} s")
+            raise CacheNotReadyError(f"{what} has not arrived within {self._timeout:g} s")

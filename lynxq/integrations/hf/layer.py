@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class ProgressiveLayer(DynamicLayer):  # type: ignore[misc]
         """The lowest tier of the prefix's tokens; None as long as one of them is missing."""
         return _TIERS[min((int(state.min()) for state in self._states if state.size), default=_FULL)]
 
-    def write(self, which: Literal[0, 1], pages: Encoded) -> None:
+    def write(self, which: int, pages: Encoded) -> None:
         """Decode pages into their place; see :meth:`ProgressiveCache.write`."""
         begin = pages.layout.first_token
         wanted = list(self._shapes[which])
@@ -92,6 +92,18 @@ class ProgressiveLayer(DynamicLayer):  # type: ignore[misc]
                 raise ShapeError(f"an anchor of {name!r} came for tokens {begin} to {end}, some of which are full")
             self._decode(self._buffers[which].storage[:, :, begin:end], pages)
             part[:] = tier
+        self._gate.open()
+
+    def fill(self, which: int, states: Any) -> None:
+        """Take keys or values of the whole prefix as they are; see :meth:`ProgressiveCache.fill`."""
+        if tuple(states.shape) != self._shapes[which]:
+            name = tensor_name(self._index, KINDS[which])
+            raise ShapeError(f"{name!r} must be of shape {self._shapes[which]}, got {tuple(states.shape)}")
+        with self._lock:
+            part = states[:, :, : self.prefix]
+            rows = part if self._rows is None else part.index_select(0, self._rows.to(part.device))
+            self._buffers[which].storage[:, :, : self.prefix] = rows.detach()
+            self._states[which][:] = _FULL
         self._gate.open()
 
     def _decode(self, place: Any, pages: Encoded) -> None:
@@ -144,15 +156,15 @@ class ProgressiveLayer(DynamicLayer):  # type: ignore[misc]
         """Nothing to do: memory is taken when the cache is made."""
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Append tokens, and return all keys and values; waits for the prefix's anchor.
+        """Append tokens, and return all keys and values; waits for the prefix.
 
         Raises
         ------
         CacheNotReadyError
-            If the anchor of the prefix is not there in time.
+            If the prefix is not there in time, in the tier that is required.
         """
         del args, kwargs
-        self._gate.wait(lambda: self.tier is not None, f"the anchor of layer {self._index}")
+        self._gate.wait(self._index, lambda: self.tier)
         with self._lock:
             return self._buffers[0].append(key_states), self._buffers[1].append(value_states)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lynxq.arguments import instance, integer, real
+from lynxq.arguments import choice, instance, integer, real
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, ShapeError
 from lynxq.integrations.hf.gate import Gate
@@ -89,14 +89,45 @@ class ProgressiveCache(Cache):  # type: ignore[misc]
         ShapeError, DTypeError
             If the pages are not such of this tensor. The cache is unchanged.
         """
-        layer, which = place_of(name)
+        layer, which = self._place(name)
         instance("pages", pages, Encoded, DTypeError)
+        layer.write(which, pages)
+
+    def _place(self, name: str) -> tuple[ProgressiveLayer, int]:
+        layer, which = place_of(name)
         if layer >= len(self.layers):
             raise ShapeError(f"the cache has {len(self.layers)} layers, got {name!r}")
-        self.layers[layer].write(which, pages)
+        return self.layers[layer], which
+
+    def fill(self, name: str, states: object) -> None:
+        """Set keys or values of the whole prefix that come from elsewhere; they count as full.
+
+        Parameters
+        ----------
+        name : str
+            As in `tensors`.
+        states : tensor, shape ``[batch, heads, tokens, head dim]``
+            As the tensor was described.
+        """
+        layer, which = self._place(name)
+        layer.fill(which, states)
+
+    @property
+    def required(self) -> Tier:
+        """The tier that a forward pass waits for, layer by layer: "anchor" unless set to "full".
+
+        With "full" a verification may begin before the whole residual is there.
+        """
+        tier: Tier = self._gate.tier
+        return tier
+
+    @required.setter
+    def required(self, tier: Tier) -> None:
+        choice("required", tier, Tier)
+        self._gate.tier = tier
 
     def fail(self, failure: BaseException) -> None:
-        """Say that nothing more will arrive: who waits for an anchor, now or later, gets a `CacheNotReadyError`."""
+        """Say that nothing more will arrive: who waits, now or later, gets a `CacheNotReadyError`."""
         self._gate.fail(failure)
 
     @property
