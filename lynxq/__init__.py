@@ -1,8 +1,8 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
 The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`,
-`integrations`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and
-imported when first used.
+`integrations`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `stream`, `synthetic` and `testing` are public
+too, and imported when first used.
 """
 
 import sys as _sys
@@ -53,8 +53,8 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "errors", "evaluate", "integrations", "latency"),
-    *("metrics", "naming", "paged", "speculative", "synthetic", "testing"),
+    *("backends", "baselines", "errors", "evaluate", "integrations", "latency", "metrics"),
+    *("naming", "paged", "speculative", "stream", "synthetic", "testing"),
 )
 
 
