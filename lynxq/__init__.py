@@ -1,8 +1,8 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
 The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`,
-`integrations`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `stream`, `synthetic` and `testing` are public
-too, and imported when first used.
+`integrations`, `lab`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `stream`, `synthetic` and `testing` are
+public too, and imported when first used.
 """
 
 import sys as _sys
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "errors", "evaluate", "integrations", "latency", "metrics"),
+    *("backends", "baselines", "errors", "evaluate", "integrations", "lab", "latency", "metrics"),
     *("naming", "paged", "speculative", "stream", "synthetic", "testing"),
 )
 
