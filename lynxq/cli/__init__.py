@@ -9,6 +9,7 @@ import typer
 
 import lynxq
 from lynxq.cli import console, convert, evaluation, inspect
+from lynxq.cli.e2e import e2e
 
 app = typer.Typer(
     name="lynxq",
@@ -35,6 +36,7 @@ def _options(
 for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
+app.command()(e2e)
 
 
 def main() -> None:

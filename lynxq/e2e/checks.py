@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import xxhash
 
+from lynxq import arrays
 from lynxq.e2e.generation import Generation, Sampling
 from lynxq.e2e.records import Outcome
 from lynxq.encoded import Encoded
@@ -82,6 +83,6 @@ class Checks:
 def _digest(encoded: Mapping[str, Encoded]) -> str:
     digest = xxhash.xxh3_128()
     for tensor in encoded.values():
-        digest.update(memoryview(tensor.anchor))
-        digest.update(memoryview(tensor.residual))
+        for stream in (tensor.anchor, tensor.residual):
+            digest.update(memoryview(arrays.as_bytes(stream, "stream")))
     return digest.hexdigest()

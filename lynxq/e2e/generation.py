@@ -49,12 +49,29 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass: begin and end in seconds of the monotonic clock, and the tokens that it read."""
+    """One forward pass.
+
+    Attributes
+    ----------
+    phase : {"draft", "verify", "step"}
+    begin, end : float
+        Seconds of the monotonic clock.
+    waited : float
+        Seconds of these that it waited for the cache.
+    tokens : int
+        Those that it read.
+    """
 
     phase: Phase
     begin: float
     end: float
+    waited: float
     tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """What it took without the waiting."""
+        return self.end - self.begin - self.waited
 
 
 @dataclass
@@ -119,7 +136,7 @@ class Generation:
         drafting, token = Drafting(1), self._last
         while more(len(self.trace.drafted)):
             logits = self._run("draft", [token], keep=1)
-            row = Distributions.from_logits(logits, self._sampling.temperature)
+            row = Distributions.from_logits(logits, temperature=self._sampling.temperature)
             drawn = drafting.draw(row, self._sampling.uniforms("draft", len(self.trace.drafted), 1))
             token = int(drawn[0])
             self.trace.drafted.append(token)
@@ -142,7 +159,7 @@ class Generation:
         if self.drafting is None:
             return
         tokens = [self._last, *self.trace.drafted]
-        target = Distributions.from_logits(self._run("verify", tokens, keep=0), self._sampling.temperature)
+        target = Distributions.from_logits(self._run("verify", tokens, keep=0), temperature=self._sampling.temperature)
         result = verify(self.drafting, target, self._sampling.uniforms("verify", 0, len(tokens)))
         self.trace.accepted = int(result.accepted[0])
         self._finish([int(token) for token in result.tokens])
@@ -165,7 +182,7 @@ class Generation:
         """Generate token by token until there are so many final ones."""
         while len(self.trace.final) < count:
             logits = self._run("step", [self._last], keep=1)
-            row = Distributions.from_logits(logits, self._sampling.temperature)
+            row = Distributions.from_logits(logits, temperature=self._sampling.temperature)
             self._finish([int(row.draw(self._sampling.uniforms("step", len(self.trace.final), 1))[0])])
 
     def _finish(self, tokens: Sequence[int]) -> None:
@@ -177,7 +194,7 @@ class Generation:
     def _run(self, phase: Phase, tokens: Sequence[int], *, keep: int) -> Any:
         import torch
 
-        begin = time.monotonic()
+        begin, waited = time.monotonic(), self._cache.waited
         logits = self._model.forward(torch.tensor([list(tokens)]), self._cache, keep=keep)[0]
-        self.trace.passes.append(Pass(phase, begin, time.monotonic(), len(tokens)))
+        self.trace.passes.append(Pass(phase, begin, time.monotonic(), self._cache.waited - waited, len(tokens)))
         return logits

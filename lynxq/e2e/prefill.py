@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from lynxq import lab
+from lynxq import backends, lab
 from lynxq.arrays import Array
 from lynxq.e2e import schemes
 from lynxq.e2e.worker import Worker, only_cpu, start
@@ -31,6 +31,7 @@ class Prefill(Worker):
     def prepare(self) -> None:
         """Load the model."""
         self._model = lab.load(self._source)
+        backends.warmup("bfloat16")
 
     async def on_prefill(self, ids: list[int]) -> dict[str, Any]:
         """Compute keys and values of all tokens, rounded to bfloat16, with all processors."""

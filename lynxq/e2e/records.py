@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from lynxq.arguments import integer, real
@@ -59,6 +59,10 @@ class Job:
         real("residual_timeout", self.residual_timeout, 0.0, exclusive=True)
         if self.rate is not None:
             real("rate", self.rate, 0.0, exclusive=True)
+
+    def at(self, rate: float | None) -> Self:
+        """The same over another link."""
+        return replace(self, rate=rate)
 
 
 @dataclass(kw_only=True)

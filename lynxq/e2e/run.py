@@ -11,11 +11,12 @@ from typing import Any
 from lynxq.e2e import schemes
 from lynxq.e2e.generation import Generation, Sampling, Trace
 from lynxq.e2e.records import Job, Outcome, Span
-from lynxq.e2e.window import Pace
+from lynxq.e2e.window import Costs, Pace
 from lynxq.encoded import Encoded
-from lynxq.errors import CacheNotReadyError, LynxqError
+from lynxq.errors import CacheNotReadyError, LynxqError, WorkerError
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.lab import LanguageModel
+from lynxq.layout import Layout
 from lynxq.stream.tcp import Ready, Transfer, connect
 
 #: Tells what happens: a kind, and what belongs to it.
@@ -36,18 +37,22 @@ class Run:
     job : Job
     last : int
         The prompt's last token.
+    costs : Costs
+        Of passes over a cache of that length.
     tell : callable
         Told of progress: "progress" with bytes and tokens.
     """
 
-    def __init__(self, model: LanguageModel, method: schemes.Method, job: Job, last: int, tell: Tell) -> None:
+    def __init__(
+        self, model: LanguageModel, method: schemes.Method, job: Job, *, last: int, costs: Costs, tell: Tell
+    ) -> None:
         self._model = model
         self._method = method
         self._job = job
         self._tell = tell
         self._cancelled = False
-        layouts = schemes.layouts_of(_shapes(model, job.prompt_tokens - 1), "bfloat16")
-        self._names = list(layouts)
+        layouts = layouts_for(model, job.prompt_tokens - 1)
+        self._sent = method.sent(layouts)
         self._cache = ProgressiveCache(
             layouts, capacity=job.prompt_tokens + job.cap + job.new_tokens + 1, dtype=model.dtype,
             timeout=job.residual_timeout,
@@ -57,7 +62,7 @@ class Run:
             model, self._cache, last, Sampling(job.temperature, job.seed), on_pass=self._passed
         )
         self._outcome = Outcome(job=job)
-        self._pace = Pace(cap=job.cap)
+        self._pace = Pace(self._sent, costs, cap=job.cap, with_residual=method.drafts)
         self._transfer: Transfer | None = None
         self._begin = 0.0
         self._told = 0.0
@@ -73,13 +78,13 @@ class Run:
     def encoded(self) -> dict[str, Encoded]:
         """The tensors that arrived, both streams."""
         assert self._transfer is not None  # noqa: S101 - a run that has an outcome without error
-        return {name: self._transfer.encoded(name) for name in self._names}
+        return {name: self._transfer.encoded(name) for name in self._sent}
 
     async def go(self, host: str, port: int) -> Outcome:
         """Fetch and generate; never raises for what a link or a peer does, the outcome says it."""
         for layer in self._cache.layers:  # memory that is touched for the first time is slow, whatever the method
-            layer.keys.zero_()
-            layer.values.zero_()
+            for states in (layer.keys, layer.values):
+                states.zero_()
         self._begin = time.monotonic()
         self._tell("begin", at=self._begin)
         async with connect(host, port, attempts=2) as client:
@@ -102,7 +107,8 @@ class Run:
             self._transfer = transfer = await client.request(
                 "cache", self._method.tier, on_anchor_ready=self._arrived, on_residual_ready=self._arrived
             )
-            self._pace.expect(transfer.layouts, with_residual=self._method.drafts)
+            if dict(transfer.layouts) != dict(self._sent):
+                raise WorkerError("the prefill process sends other tensors than those that were asked for")
             async for ready in transfer.ready():
                 await asyncio.to_thread(self._put, transfer, ready)
         except LynxqError as error:
@@ -179,9 +185,14 @@ class Run:
                 seconds=now - self._begin,
                 anchor=[self._pace.anchor_bytes, self._pace.anchor_total],
                 residual=[self._pace.residual_bytes, self._pace.residual_total],
-                drafted=list(trace.drafted),
-                final=list(trace.final),
+                drafted=len(trace.drafted),
+                final=len(trace.final),
+                draft_text=self._text(trace.drafted),
+                final_text=self._text(trace.final),
             )
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._model.text(list(tokens)) if tokens and self._model.tokenizer is not None else ""
 
     def _span(self, actor: str, what: str, begin: float, end: float) -> None:
         self._outcome.spans.append(Span(actor=actor, what=what, begin=begin - self._begin, end=end - self._begin))
@@ -196,8 +207,8 @@ class Run:
         outcome.first_drafted = trace.drafted_at[0] - self._begin if trace.drafted else outcome.first_final
         for one in trace.passes:
             self._span("decode", one.phase, one.begin, one.end)
-        verifications = [one.end - one.begin for one in trace.passes if one.phase == "verify"]
-        steps = [one.end - one.begin for one in trace.passes if one.phase == "step"]
+        verifications = [one.seconds for one in trace.passes if one.phase == "verify"]
+        steps = [one.seconds for one in trace.passes if one.phase == "step"]
         outcome.verify_seconds = verifications[0] if verifications else None
         outcome.step_seconds = sorted(steps)[len(steps) // 2] if steps else None
         if outcome.anchor_at is not None:
@@ -208,13 +219,14 @@ class Run:
             outcome.spans.sort(key=lambda span: span.begin)
 
 
-def _shapes(model: LanguageModel, tokens: int) -> dict[str, tuple[int, int, int, int]]:
-    """Shapes of the keys and values of a model, for one sequence."""
+def layouts_for(model: LanguageModel, tokens: int) -> dict[str, Layout]:
+    """The keys and values of a model for one sequence, with the recommended parameters."""
     config = model.module.config.get_text_config(decoder=True)
     heads = config.num_key_value_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return {
+    shapes = {
         f"layer.{number}.{kind}": (1, heads, tokens, dim)
         for number in range(config.num_hidden_layers)
         for kind in ("key", "value")
     }
+    return schemes.layouts_of(shapes, "bfloat16")

@@ -54,6 +54,10 @@ class Method(ABC):
         """What is sent of tensors ``[1, heads, tokens, head dim]``, named as in `lynxq.integrations.hf`."""
 
     @abstractmethod
+    def sent(self, layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+        """The tensors that are sent of such a cache."""
+
+    @abstractmethod
     def fill(self, layouts: Mapping[str, Layout]) -> Fill:
         """What the decode side does with what arrives of such tensors; made before the time is taken."""
 
@@ -76,6 +80,10 @@ class Lynx(Method):
                 yield name, encoded
 
         return EncodedSource(dict(pieces())) if self.before else EncodingSource(layouts, pieces())
+
+    def sent(self, layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+        """The tensors themselves."""
+        return layouts
 
     def fill(self, layouts: Mapping[str, Layout]) -> Fill:
         """Decode pages into their place: as an anchor first, then in full."""
@@ -104,6 +112,11 @@ class Monolithic(Method):
             on_encoded(name, begin, time.monotonic())
         return EncodedSource(made)
 
+    def sent(self, layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+        """Their carriers."""
+        carriers = self._carriers({name: layout.shape for name, layout in layouts.items()})
+        return {name: carrier.layout for name, carrier in carriers.items()}
+
     def fill(self, layouts: Mapping[str, Layout]) -> Fill:
         """Decode a tensor, all of which is there, and put it into its place."""
         carriers = self._carriers({name: layout.shape for name, layout in layouts.items()})
@@ -127,9 +140,7 @@ class Monolithic(Method):
 
 def layouts_of(shapes: Mapping[str, tuple[int, ...]], dtype: object) -> dict[str, Layout]:
     """The layouts of a cache's tensors with the recommended parameters."""
-    return {
-        name: Layout.of(preset_for(kind_of(name)), shape, dtype, token_axis=2) for name, shape in shapes.items()
-    }
+    return {name: Layout.of(preset_for(kind_of(name)), shape, dtype, token_axis=2) for name, shape in shapes.items()}
 
 
 def methods() -> dict[str, Method]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from threading import Condition
 
@@ -21,6 +22,8 @@ class Gate:
     ----------
     tier : {"anchor", "full"}
         What it waits for.
+    waited : float
+        Seconds that passes have waited so far.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -28,6 +31,7 @@ class Gate:
         self._changed = Condition()
         self._failure: BaseException | None = None
         self.tier: Tier = "anchor"
+        self.waited = 0.0
 
     def __deepcopy__(self, memo: dict[int, object]) -> Gate:
         twin = Gate(self._timeout)
@@ -60,8 +64,10 @@ class Gate:
 
         if ready():
             return
+        begin = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or ready(), self._timeout)
+            self.waited += time.monotonic() - begin
             if ready():
                 return
             what = f"the {'anchor' if self.tier == 'anchor' else 'residual'} of layer {layer}"

@@ -126,6 +126,11 @@ class ProgressiveCache(Cache):  # type: ignore[misc]
         choice("required", tier, Tier)
         self._gate.tier = tier
 
+    @property
+    def waited(self) -> float:
+        """Seconds that forward passes have waited for what had not arrived."""
+        return self._gate.waited
+
     def fail(self, failure: BaseException) -> None:
         """Say that nothing more will arrive: who waits, now or later, gets a `CacheNotReadyError`."""
         self._gate.fail(failure)
