@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 
 import lynxq
+from tests import tiny_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -38,19 +38,7 @@ def example():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model with a tokenizer of one token a word."""
-    path = tmp_path_factory.mktemp("model")
-    words = {f"w{number}": number for number in range(64)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))  # noqa: S106 - a word
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(path)  # noqa: S106
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return tiny_model.save(tmp_path_factory.mktemp("model"))
 
 
 def words(tokens, seed=0):

@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import typer
 from rich.console import Group
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lynxq.cli import console
 
-_DEFAULT = ["bf16", "int8", "int4", "kivi4", "lynx"]
+_DEFAULT = "bf16,int8,int4,kivi4,lynx"
 #: What the prompt is made of where no text is given; repeated until it is long enough.
 _TEXT = (
     "The river rose in the night, and by morning the lower road was gone. Nobody in the village was surprised: the old "
@@ -66,22 +66,26 @@ class Display:
 
 
 def e2e(
-    text: Path = typer.Option(None, "--text", help="Text whose beginning is the prompt.", exists=True, dir_okay=False),
-    model: str = typer.Option(None, "--model", help="Folder or .gguf file of a model. [default: SmolLM2-135M]"),
-    tokens: int = typer.Option(1024, "--tokens", "-t", min=2, help="Tokens of the prompt."),
-    new: int = typer.Option(64, "--new", "-n", min=1, help="Tokens to generate."),
-    methods: list[str] = typer.Option(_DEFAULT, "--method", "-m", help="Transfer to compare; repeat it for several."),
-    like: float = typer.Option(
-        25.0, "--like", help="Slow the link down until it is what one of so many Gbit/s is to the paper's model."
-    ),
-    rate: float = typer.Option(None, "--rate", help="Megabytes per second of the link, instead of --like."),
-    temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 is greedy decoding."),
-    seed: int = typer.Option(0, "--seed", min=0, help="Of sampled decoding."),
-    approximate: bool = typer.Option(
-        False, "--allow-approximate", help="Go on from the anchor if the residual never comes."
-    ),
-    results: Path = typer.Option(None, "--json", help="Write all results there."),
-    picture: Path = typer.Option(None, "--png", help="Draw who did what when."),
+    text: Annotated[
+        Path | None, typer.Option(help="Text whose beginning is the prompt.", exists=True, dir_okay=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or .gguf file of a model; SmolLM2-135M-Instruct by default.")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", "-t", min=2, help="Tokens of the prompt.")] = 1024,
+    new: Annotated[int, typer.Option("--new", "-n", min=1, help="Tokens to generate.")] = 64,
+    methods: Annotated[str, typer.Option(help="Transfers to compare, with commas between them.")] = _DEFAULT,
+    like: Annotated[
+        float, typer.Option(min=0.1, help="Slow the link down to what so many Gbit/s are to the paper's model.")
+    ] = 25.0,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="MB/s of the link, instead of --like.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampled decoding.")] = 0,
+    approximate: Annotated[
+        bool, typer.Option("--allow-approximate", help="Go on from the anchor if the residual never comes.")
+    ] = False,
+    results: Annotated[Path | None, typer.Option("--json", help="Write all results there.")] = None,
+    picture: Annotated[Path | None, typer.Option("--png", help="Draw there who did what when.")] = None,
 ) -> None:
     """Send a real model's cache from one process to another, and compare when its tokens are there.
 
@@ -90,9 +94,15 @@ def e2e(
     """
     words = text.read_text(encoding="utf-8") if text else _TEXT * (1 + tokens // 40)
     options = {
-        "new_tokens": new, "temperature": temperature, "seed": seed, "cap": min(64, new), "allow_approximate": approximate,
-    }  # fmt: skip
-    outcomes, link = asyncio.run(_compare(words, model, tokens, methods, like, rate, options))
+        "prompt_tokens": tokens,
+        "new_tokens": new,
+        "temperature": temperature,
+        "seed": seed,
+        "cap": min(64, new),
+        "allow_approximate": approximate,
+    }
+    names = [name.strip() for name in methods.split(",")]
+    outcomes, link = asyncio.run(_compare(words, model, names, (like, rate), options))
     if results is not None:
         results.write_text(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1), encoding="utf-8")
     if picture is not None:
@@ -106,18 +116,14 @@ def e2e(
 
 
 async def _compare(
-    words: str,
-    model: str | None,
-    tokens: int,
-    methods: list[str],
-    like: float,
-    rate: float | None,
-    options: dict[str, Any],
+    words: str, model: str | None, names: list[str], speed: tuple[float, float | None], options: dict[str, Any]
 ) -> tuple[list[Any], float]:
     from lynxq.e2e import Job, Session, links, schemes
 
-    titles = {name: schemes.get(name).title for name in methods}
-    jobs = {name: Job(method=name, prompt_tokens=tokens, **options) for name in methods}  # refused before any work
+    like, rate = speed
+    tokens = options["prompt_tokens"]
+    titles = {name: schemes.get(name).title for name in names}
+    jobs = {name: Job(method=name, **options) for name in names}  # refused before any work
     display = Display("loading the model in two processes")
     outcomes = []
     with display.context:
@@ -143,16 +149,8 @@ def _table(outcomes: list[Any], new: int) -> Table:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("transfer")
-    for heading in (
-        "MB",
-        "first token",
-        "first final",
-        f"{min(32, new)} final",
-        f"{new} final",
-        "kept",
-        "as full",
-        "as BF16",
-    ):
+    some = min(32, new)
+    for heading in ("MB", "first token", "first final", f"{some} final", f"{new} final", "kept", "as full", "as BF16"):
         table.add_column(heading, justify="right")
     exact = next((o.tokens for o in outcomes if o.job.method == "bf16" and not o.error), None)
     for outcome in outcomes:
@@ -162,7 +160,7 @@ def _table(outcomes: list[Any], new: int) -> Table:
             schemes.get(outcome.job.method).title + (" (approximate)" if outcome.approximate else ""),
             f"{(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f}",
             *(_seconds(at) for at in (outcome.first_drafted, outcome.first_final)),
-            *(_seconds(outcome.until(count)) for count in (min(32, new), new)),
+            *(_seconds(outcome.until(count)) for count in (some, new)),
             f"{outcome.accepted}/{outcome.drafted}" if outcome.drafted else "-",
             marks[outcome.same_as_full],
             marks[same],

@@ -113,7 +113,8 @@ class Run:
                 await asyncio.to_thread(self._put, transfer, ready)
         except LynxqError as error:
             self._lost = error
-            self._cache.fail(error)
+            if not self._cancelled:
+                self._cache.fail(error)
 
     def _arrived(self, ready: Ready) -> None:
         """Count a page on the loop, as soon as it is here."""
