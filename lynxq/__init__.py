@@ -1,6 +1,6 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`,
+The public surface is what this module names. The submodules `backends`, `baselines`, `e2e`, `errors`, `evaluate`,
 `integrations`, `lab`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `stream`, `synthetic` and `testing` are
 public too, and imported when first used.
 """
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "errors", "evaluate", "integrations", "lab", "latency", "metrics"),
+    *("backends", "baselines", "e2e", "errors", "evaluate", "integrations", "lab", "latency", "metrics"),
     *("naming", "paged", "speculative", "stream", "synthetic", "testing"),
 )
 

@@ -3,8 +3,9 @@
 What is promised, and what is checked:
 
 * *Greedy.* The final tokens are those of decoding step by step from the full reconstruction. A pass over many tokens
-  and passes over one round differently (sums in another order), so where the two largest logits are closer than
-  that difference, both tokens are right. Such a place is reported with the gap, never passed over.
+  and passes over one round differently (sums in another order). By how much is measured for each text. Where the two
+  largest logits are not further apart than twice that, each may come out as the larger one, and both tokens are right:
+  a tie. Such a place is reported with the gap, never passed over.
 * *Sampled.* The final tokens are those of the same passes, with the same draft and the same uniform numbers, over an
   independent reconstruction; that they follow the right distribution is a property of the rule, which has tests of
   its own.
@@ -13,6 +14,7 @@ What is promised, and what is checked:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import xxhash
 
@@ -23,9 +25,23 @@ from lynxq.encoded import Encoded
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.lab import LanguageModel
 
-#: Two logits that are closer than this are a tie: the largest difference that was seen between one pass over many
-#: tokens and one pass for each, for logits of the order of 10 in float32, with a margin of a factor of ten.
-TIE = 1e-3
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy decoding, step by step, from a full reconstruction.
+
+    Attributes
+    ----------
+    tokens : list of int
+    gaps : list of float
+        By how much the largest logit exceeds the second one at each place.
+    rounding : float
+        Largest difference of a logit between these steps and one pass over the same tokens.
+    """
+
+    tokens: list[int]
+    gaps: list[float]
+    rounding: float
 
 
 class Checks:
@@ -33,18 +49,23 @@ class Checks:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._greedy: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+        self._greedy: dict[tuple[str, int, int], Reference] = {}
 
     def compare(self, outcome: Outcome, generation: Generation, encoded: Mapping[str, Encoded], last: int) -> None:
         """Fill in ``same_as_full`` and ``difference`` of an outcome; `generation` is the one that it came of."""
         if outcome.job.temperature:
             outcome.same_as_full = self._replay(generation, outcome, encoded, last) == outcome.tokens
             return
-        tokens, gaps = self._step_by_step(encoded, last, len(outcome.tokens))
-        outcome.same_as_full = tokens == outcome.tokens
+        key = _digest(encoded), last, len(outcome.tokens)
+        if key not in self._greedy:
+            self._greedy[key] = self._step_by_step(encoded, last, len(outcome.tokens))
+        wanted = self._greedy[key]
+        outcome.rounding = wanted.rounding
+        outcome.same_as_full = wanted.tokens == outcome.tokens
         if not outcome.same_as_full:
-            place = next(i for i, pair in enumerate(zip(tokens, outcome.tokens, strict=True)) if pair[0] != pair[1])
-            outcome.difference = {"place": place, "gap": gaps[place], "tie": float(gaps[place] < TIE)}
+            pairs = zip(wanted.tokens, outcome.tokens, strict=True)
+            place = next(number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
+            outcome.difference = {"place": place, "gap": wanted.gaps[place]}
 
     def _cache(self, encoded: Mapping[str, Encoded]) -> ProgressiveCache:
         cache = ProgressiveCache(encoded, dtype=self._model.dtype)
@@ -52,23 +73,19 @@ class Checks:
             cache.write(name, tensor)
         return cache
 
-    def _step_by_step(self, encoded: Mapping[str, Encoded], last: int, count: int) -> tuple[list[int], list[float]]:
-        """Greedy tokens, and by how much the largest logit exceeds the second one at each place."""
+    def _step_by_step(self, encoded: Mapping[str, Encoded], last: int, count: int) -> Reference:
         import torch
 
-        key = _digest(encoded), last
-        tokens, gaps = self._greedy.get(key, ([], []))
-        if len(tokens) < count:
-            cache, tokens, gaps = self._cache(encoded), [], []
-            token = last
-            for _ in range(count):
-                logits = self._model.forward(torch.tensor([[token]]), cache, keep=1)[0, -1]
-                best = torch.topk(logits, 2).values
-                token = int(logits.argmax())
-                tokens.append(token)
-                gaps.append(float(best[0] - best[1]))
-            self._greedy[key] = tokens, gaps
-        return tokens[:count], gaps[:count]
+        cache = self._cache(encoded)
+        tokens, rows = [last], []
+        for _ in range(count):
+            rows.append(self._model.forward(torch.tensor([tokens[-1:]]), cache, keep=1)[0, -1])
+            tokens.append(int(rows[-1].argmax()))
+        steps = torch.stack(rows)
+        best = torch.topk(steps, 2).values
+        cache.truncate(cache.prefix)
+        together = self._model.forward(torch.tensor([tokens[:-1]]), cache)[0]
+        return Reference(tokens[1:], (best[:, 0] - best[:, 1]).tolist(), float((together - steps).abs().max()))
 
     def _replay(self, original: Generation, outcome: Outcome, encoded: Mapping[str, Encoded], last: int) -> list[int]:
         """The tokens of the same verification and the same steps, over a cache that was never an anchor."""

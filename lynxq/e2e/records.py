@@ -104,7 +104,9 @@ class Outcome:
         Whether the tokens are those of step by step decoding from the full reconstruction (greedy), or of the same
         passes over an independent reconstruction (sampled).
     difference : dict or None
-        Where they are not: the place, and how close the two largest logits were there.
+        Where they are not: the place, and the gap of the two largest logits there.
+    rounding : float or None
+        Largest difference of a logit between one pass over the tokens and a pass for each, greedy runs only.
     spans : list of Span
     """
 
@@ -129,7 +131,13 @@ class Outcome:
     error: str | None = None
     same_as_full: bool | None = None
     difference: dict[str, float] | None = None
+    rounding: float | None = None
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def tie(self) -> bool:
+        """Whether the tokens differ where the two largest logits are as close as rounding is large."""
+        return self.difference is not None and self.difference["gap"] <= 2 * (self.rounding or 0.0)
 
     def until(self, tokens: int) -> float | None:
         """Seconds until there were so many final tokens."""
