@@ -7,8 +7,10 @@ import asyncio
 import json
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,6 +155,7 @@ def test_progress_shows_both_streams_and_the_tokens(processes):
 def test_a_run_is_cancelled(processes, when):
     outcome = processes.run("lynx", rate=40e3, when=when, then=processes.session.cancel)
     assert outcome.cancelled
+    assert not outcome.complete
     assert outcome.error is None
     assert outcome.tokens == []
     assert processes.run("lynx").error is None
@@ -226,15 +229,18 @@ def test_the_caller_may_accept_the_anchor(processes):  # the last one: prefill i
 
 @slow
 def test_a_model_that_is_not_there_is_an_error_and_no_process_stays(tmp_path):
-    before = threading.active_count()
+    session = Session(str(tmp_path / "nothing"))
 
     async def start():
-        async with asyncio.timeout(LIMIT), Session(str(tmp_path / "nothing")):
+        async with asyncio.timeout(LIMIT), session:
             pass
 
     with pytest.raises(WorkerError, match="process ended with code"):
         asyncio.run(start())
-    assert threading.active_count() == before
+    children = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for path in children for pid in path.read_text(encoding="utf-8").split()]
+    names = [Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") for pid in pids]
+    assert not any("lynxq.e2e" in name and str(tmp_path) in name for name in names)
 
 
 @slow
@@ -249,14 +255,11 @@ async def main():
     os._exit(1)
 asyncio.run(main())
 """
-    import subprocess
-    import sys
-
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pids = [int(word) for word in result.stdout.split()]
     assert len(pids) == 2
     end = time.monotonic() + 60
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):  # noqa: PTH110
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < end
         time.sleep(0.05)
 

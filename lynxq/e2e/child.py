@@ -136,7 +136,7 @@ class Child:
                 future.set_result(message["result"])
             elif kind == "failed" and future is not None and not future.done():
                 future.set_exception(WorkerError(f"the {self.name} process: {message['error']}"))
-            elif kind not in {"result", "failed"}:
+            elif kind != "result":
                 self._listener(message)
         await self._process.wait()
         await asyncio.sleep(0)

@@ -67,7 +67,7 @@ class Decode(Worker):
         finally:
             del self._runs[run]
         self.tell("generated", run=run)
-        if wanted.check and method.drafts and outcome.error is None and not outcome.approximate:
+        if wanted.check and method.drafts and outcome.complete:
             await asyncio.to_thread(self._checks.compare, outcome, running.generation, running.encoded(), last)
         if self._model.tokenizer is not None:
             outcome.text = self._model.text(outcome.tokens)

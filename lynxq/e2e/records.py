@@ -135,6 +135,11 @@ class Outcome:
     spans: list[Span] = field(default_factory=list)
 
     @property
+    def complete(self) -> bool:
+        """Whether all tokens are there, and none of them from the anchor."""
+        return self.error is None and not self.approximate and not self.cancelled
+
+    @property
     def tie(self) -> bool:
         """Whether the tokens differ where the two largest logits are as close as rounding is large."""
         return self.difference is not None and self.difference["gap"] <= 2 * (self.rounding or 0.0)
