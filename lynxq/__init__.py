@@ -54,8 +54,10 @@ __all__ = [
 _SUBMODULES = (
     "backends",
     "baselines",
+    "e2e",
     "errors",
     "evaluate",
+    "integrations",
     "lab",
     "latency",
     "metrics",

@@ -76,6 +76,14 @@ class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 
 
+class CacheNotReadyError(LynxqError, RuntimeError):
+    """A forward pass needs an anchor that has not arrived, or never will; see :class:`ProgressiveCache`."""
+
+
+class WorkerError(LynxqError, RuntimeError):
+    """A process of the end-to-end demonstration has failed or ended."""
+
+
 class TensorFileError(LynxqError):
     """A file is not a safetensors file, or has a tensor that numpy cannot hold."""
 

@@ -9,6 +9,7 @@ import typer
 
 import lynxq
 from lynxq.cli import console, convert, evaluation, inspect, lab
+from lynxq.cli.e2e import e2e
 
 app = typer.Typer(
     name="lynxq",
@@ -36,6 +37,7 @@ for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, i
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
 app.add_typer(lab.app)
+app.command()(e2e)
 
 
 def main() -> None:
