@@ -16,7 +16,7 @@ from lynxq.cli import console
 
 app = typer.Typer(
     name="lab",
-    help="Run a real language model on caches that went through a method. Needs the extra lynxq[lab].",
+    help="Run a real language model on caches that went through a method. Needs the extra `lab`.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -37,7 +37,7 @@ Start = Annotated[int, typer.Option(min=0, help="tokens of the text to leave out
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="print CSV")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="replace files that exist")]
-Plot = Annotated[Path | None, typer.Option(help="write a figure: .png, .svg or .pdf; needs the extra lynxq[plot]")]
+Plot = Annotated[Path | None, typer.Option(help="write a figure: .png, .svg or .pdf; needs the extra `plot`")]
 
 
 @app.command()

@@ -44,7 +44,7 @@ _ORDERS = {"layer_first": "klthd", "page_first": "ktlhd", "page_first_direct": "
 _STORED = "klthd"
 
 
-class LynxqHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
+class LynxqHiCacheStorage(HiCacheStorage):
     """Stores pages of the host pool as lynxq containers, whatever the pool's layout.
 
     Parameters

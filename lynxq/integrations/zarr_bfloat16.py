@@ -106,13 +106,13 @@ class BFloat16(ZDType, HasEndianness, HasItemSize):
         """Zero."""
         return ml_dtypes.bfloat16(0)
 
-    def from_json_scalar(self, data: Any, *, zarr_format: int) -> Any:  # noqa: ARG002 - there is but one form
+    def from_json_scalar(self, data: Any, *, zarr_format: int) -> Any:
         """A fill value of metadata: a number, NaN, Infinity, -Infinity, or the bits in hexadecimal digits."""
         if isinstance(data, str) and re.fullmatch("0x[0-9a-fA-F]{4}", data):
             return np.uint16(int(data, 16)).view(_DTYPE)
         return self.cast_scalar(data)
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> float | str:  # noqa: ARG002 - there is but one form
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> float | str:
         """A fill value as it stands in metadata."""
         scalar = self.cast_scalar(data)
         bits = int(np.asarray(scalar).view(np.uint16))

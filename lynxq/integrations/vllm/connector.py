@@ -24,14 +24,14 @@ except ModuleNotFoundError as error:  # the module can be read and documented wi
     KVConnectorBase_V1 = KVConnectorMetadata = object
 
 
-class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+class StepMetadata(KVConnectorMetadata):
     """A plan in vLLM's envelope."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
 
-class LynxqConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class LynxqConnector(KVConnectorBase_V1):
     """Keeps the KV cache of prompts in a folder or an object store, and finds it again by content.
 
     Made by vLLM, from its options::
