@@ -1,7 +1,8 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names. The submodules `backends`, `baselines`, `errors`, `evaluate`, `latency`,
-`metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and imported when first used.
+The public surface is what this module names. The submodules `backends`, `baselines`, `calibration`, `errors`,
+`evaluate`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and
+imported when first used; so is the function `calibrate`.
 """
 
 import sys as _sys
@@ -52,13 +53,17 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "errors", "evaluate", "latency", "metrics", "naming"),
+    *("backends", "baselines", "calibration", "errors", "evaluate", "latency", "metrics", "naming"),
     *("paged", "speculative", "synthetic", "testing"),
 )
 
 
 def __getattr__(name: str) -> object:
-    """Import a public submodule when it is first used."""
+    """Import a public submodule, or what is in one, when it is first used."""
+    if name == "calibrate":
+        from lynxq.calibration import calibrate
+
+        return calibrate
     if name in _SUBMODULES:
         from importlib import import_module
 
