@@ -1,7 +1,7 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
 The public surface is what this module names. The submodules `backends`, `baselines`, `calibration`, `errors`,
-`evaluate`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and
+`evaluate`, `lab`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and
 imported when first used; so is the function `calibrate`.
 """
 
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "calibration", "errors", "evaluate", "latency", "metrics", "naming"),
+    *("backends", "baselines", "calibration", "errors", "evaluate", "lab", "latency", "metrics", "naming"),
     *("paged", "speculative", "synthetic", "testing"),
 )
 

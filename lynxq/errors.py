@@ -60,6 +60,14 @@ class MissingLibraryError(LynxqError, ImportError):
     """A library that an optional part of lynxq needs is not installed."""
 
 
+class DownloadError(LynxqError, OSError):
+    """A file cannot be downloaded, or what came is not what it should be."""
+
+
+class ModelError(LynxqError, ValueError):
+    """A language model cannot be loaded, or is of a kind that lynxq cannot look into."""
+
+
 class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 
