@@ -1,8 +1,8 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
 The public surface is what this module names. The submodules `backends`, `baselines`, `calibration`, `errors`,
-`evaluate`, `lab`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `synthetic` and `testing` are public too, and
-imported when first used; so is the function `calibrate`.
+`evaluate`, `lab`, `latency`, `metrics`, `naming`, `paged`, `plots`, `speculative`, `synthetic` and `testing` are public
+too, and imported when first used; so is the function `calibrate`.
 """
 
 import sys as _sys
@@ -54,7 +54,7 @@ __all__ = [
 
 _SUBMODULES = (
     *("backends", "baselines", "calibration", "errors", "evaluate", "lab", "latency", "metrics", "naming"),
-    *("paged", "speculative", "synthetic", "testing"),
+    *("paged", "plots", "speculative", "synthetic", "testing"),
 )
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 import lynxq
-from lynxq import evaluate, naming
+from lynxq import evaluate, naming, plots
 from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
 from lynxq.evaluate import Method
@@ -71,6 +71,12 @@ def _of_file(path: Path) -> Method:
     return Method("params", f"parameters of {console.plain(path.name)}", found, found)
 
 
+def _title(source: Path, names: Sequence[str]) -> str:
+    """The file and its tensors on a line or two."""
+    listed = ", ".join(names) if len(names) <= 6 else f"{names[0]}, {names[1]} … {names[-1]}, {len(names)} tensors"
+    return console.plain(f"{source.name}: {listed}")
+
+
 def eval_(
     source: Annotated[Path, typer.Argument(help="safetensors file", exists=True, dir_okay=False)],
     methods: Annotated[
@@ -83,16 +89,27 @@ def eval_(
     token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
     head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="draw error against bits into this file, as its suffix says")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing picture")] = False,
 ) -> None:
     """Measure the error of several methods on the tensors of a file, keys and values apart.
 
-    Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8
+    Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8 --plot out.png
     """
+    if plot is not None:  # what stands in the way of a picture is said before the work, not after it
+        plots.image_format(plot)
+        console.new_file(plot, force=force, source=source)
     chosen: list[str | Method] = [*_chosen(methods)]
     if params is not None:
         chosen.append(_of_file(params))
     with open_tensors(source) as file:
         rows = _evaluate(file, chosen, token_axis, f"evaluating {source.name}", head_dim)
+        title = _title(source, file.names)
+    if plot is not None:
+        plots.save(plot, plots.error_against_bits(rows, title=title))
+        console.err.print(f"picture: {console.plain(plot)}", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([asdict(row) | {"bits_per_element": row.bits_per_element} for row in rows], indent=2))
         return
