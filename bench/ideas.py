@@ -1,16 +1,17 @@
 """Two ideas that are not in the codec, as schemes to measure: two scales for a chunk, and unbiased anchor points.
 
-**Two scales.** The centre is the mean, and each side of it has a scale of its own, so that both use all their levels. It
-costs a byte more for each chunk with stored scales; where a chunk is its run, both scales follow from the range and only
-the centre is stored.
+**Two scales.** The centre is the mean, and each side of it has a scale of its own, so that both use all their levels.
+It costs a byte more for each chunk with stored scales; where a chunk is its run, both scales follow from the range and
+only the centre is stored.
 
-**Unbiased points.** Least squares shrinks: the variance of what is decoded is smaller than that of the values, so keys are
-too short and attention is flatter than it should be. Points can be stretched until x̂ regressed on x has slope 1: then the
-expected logit is right, with a larger squared error.
+**Unbiased points.** Least squares shrinks: the variance of what is decoded is smaller than that of the values, so keys
+are too short and attention is flatter than it should be. Points can be stretched until x̂ regressed on x has slope 1:
+then the expected logit is right, with a larger squared error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -19,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lynxq import companding, dtypes, naming
+from lynxq.arrays import Array
 from lynxq.baselines import codes as coding
 from lynxq.baselines.base import F32, Context, Parts, Scheme
-from lynxq.calibration import histogram, sampling
+from lynxq.calibration import data, histogram, sampling
 from lynxq.params import Params
 
 
@@ -114,10 +116,8 @@ class TwoScales(Scheme):
         return out.reshape(context.block)
 
 
-def samples(tensors: dict[str, np.ndarray], kind: str) -> list[sampling.Sample]:
+def samples(tensors: Mapping[str, Array], kind: str) -> list[sampling.Sample]:
     """All tokens of the tensors of a kind, errors weighted for the mean centred vNMSE."""
-    from lynxq.calibration import data
-
     chosen = {name: x for name, x in tensors.items() if naming.kind_of(name) == kind}
     loaded = data.load(chosen, naming.kind_of, naming.layer_of, token_axis=0, head_dim=None)
     return sampling.centred_samples(loaded, size=512, wanted=1 << 30)
