@@ -123,10 +123,19 @@ def samples(tensors: Mapping[str, Array], kind: str) -> list[sampling.Sample]:
     return sampling.centred_samples(loaded, size=512, wanted=1 << 30)
 
 
-def fitted(params: Params, sample: list[sampling.Sample]) -> Params:
-    """Parameters with the points of least squares for their split and α."""
+def _edges(params: Params) -> NDArray[np.float64]:
+    """Edges of the anchor's bins, from 0 to 1."""
+    step = 1 << params.residual_bits
+    return np.array([0.0, *companding.thresholds(params.alpha, params.levels)[step // 2 :: step], 1.0])
+
+
+def fitted(params: Params, sample: list[sampling.Sample], *, top: bool = False) -> Params:
+    """Parameters with the points of least squares for their split and α; the top one stays 1 unless `top`."""
     bins = histogram.Histogram.of(params, sample)
     points = histogram.anchor_errors(bins, params, np.array([params.alpha]))[1][0]
+    if top:
+        weight, moment, _ = bins.cells(_edges(params)[None])
+        points[-1] = moment[0, -1] / weight[0, -1]
     return replace(params, anchor_points=tuple(points.tolist()))
 
 
@@ -137,9 +146,7 @@ def unbiased(params: Params, sample: list[sampling.Sample]) -> Params:
     """
     params = fitted(params, sample)
     bins = histogram.Histogram.of(params, sample)
-    step, count = 1 << params.residual_bits, 1 << (params.anchor_bits - 1)
-    edges = np.array([0.0, *companding.thresholds(params.alpha, params.levels)[step // 2 :: step][: count - 1], 1.0])
-    _, moment, _ = bins.cells(edges[None])
+    _, moment, _ = bins.cells(_edges(params)[None])
     square, points = bins.square[-1], np.array(params.points)
     inner = float((moment[0, :-1] * points[:-1]).sum())
     gain = (square - float(moment[0, -1])) / inner
