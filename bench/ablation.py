@@ -70,7 +70,8 @@ def main() -> None:
         "load_before": load_average(),
     }
     path = lm.result_path("ablation", options.name)
-    done = {identity(row): row for row in lm.resumed(path, result)}
+    old = lm.resumed(path, result, ("model", "texts", "fitted_on"))
+    done = {identity(row): row for row in old.get("rows", [])}
     references = [lab.reference(passage, attention_errors=False, greedy=0) for passage, _ in made]
     rows = []
     for number, trial in enumerate(planned):

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,10 @@ def digest(tokens: Array) -> str:
 
 
 def averages(scores: lab.Scores) -> dict[str, float]:
-    """Scores of a cache, over all positions."""
+    """Scores of a cache, over all positions; `kl_error` is the standard error of the mean if these are independent."""
     return {
         "kl": float(scores.kl.mean()),
+        "kl_error": float(scores.kl.std() / len(scores.kl) ** 0.5),
         "kl_p99": float(np.percentile(scores.kl, 99)),
         "top1": float(scores.agrees.mean()),
         "perplexity": scores.perplexity,
@@ -77,14 +78,14 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def resumed(path: Path, like: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an earlier run on the same code, model and texts."""
+def resumed(path: Path, like: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """An earlier result of the same code that has the same model, texts and so on; empty if there is none."""
     if not path.exists():
-        return []
-    old = json.loads(path.read_text(encoding="utf-8"))
-    same = all(old.get(name) == like[name] for name in ("model", "texts"))
-    code = (old["environment"]["commit"], like["environment"]["commit"])
-    return old["rows"] if same and code[0] == code[1] and not code[0].endswith("+") else []
+        return {}
+    old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    before, now = (one["environment"]["commit"] for one in (old, like))
+    same = before == now and not now.endswith("+") and all(old.get(name) == like[name] for name in names)
+    return old if same else {}
 
 
 def result_path(kind: str, name: str) -> Path:

@@ -3,34 +3,36 @@
 python bench/quality_lm.py --name smollm2 --text prose=novel.txt --text python-source --calibrate novel.txt@500000
 
 The first tokens of a text are a cache, exact or coded and decoded; the next ones are scored: KL of next-token
-distributions, agreement, perplexity, errors of attention outputs. What `--calibrate` names is used for calibration
+distributions, agreement, perplexity. What `--calibrate` names is used for calibration
 only. An interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import lm
 from environment import environment, load_average
 
 import lynxq
-from lynxq import evaluate, lab, naming
+from lynxq import baselines, evaluate, lab, naming
+from lynxq.arrays import Array
 from lynxq.calibration import Calibration
 from lynxq.evaluate import Method
 from lynxq.metrics import ErrorSums
 from lynxq.params import Params
 
-#: Methods of the package, in the order of tables.
-METHODS = (
-    *("pair", "keys", "paper"),
-    *("kivi4", "kivi4-w0", "kivi4-w0-sinks", "kvquant4", "kvquant4-sinks", "turboquant4", "turboquant3", "nf4"),
-    *("int4", "int4-g32", "int4-g64", "lynx-int4", "lynx-int8-anchor", "cachegen", "cachegen-lmcache"),
-    *("int8", "int8-token", "int8-channel", "fp8"),
+#: Methods of the package; what the project compares itself with comes first, since a run may be interrupted.
+FIRST = ("pair", "kivi4-w0", "kivi4-w0-sinks", "int8")
+OTHERS = (
+    *("keys", "kvquant4-sinks", "int4-g64", "kivi4", "kvquant4", "turboquant4", "nf4", "paper", "int4", "fp8"),
+    *("lynx-int4", "lynx-int8-anchor", "turboquant3", "int4-g32", "int8-token", "int8-channel", "cachegen"),
 )
 #: Schemes without sinks of their own, given four exact tokens as lynxq has.
-WITH_SINKS = ("turboquant4", "nf4", "int4-g32", "int4-g64")
+WITH_SINKS = ("turboquant4", "int4-g64", "nf4")
 _FINE = {"anchor_bits": 5, "residual_bits": 3}
 PAIRS = (
     Method("pair-5+3", "K split 5+3, chunks of 128; values preset", Params.keys(**_FINE, chunk=128), Params.values()),
@@ -50,30 +52,30 @@ PAIRS = (
 )
 #: Calibrations: name, what is minimised, per what, budget (None: that of the presets).
 CALIBRATIONS = (
-    ("cal-vnmse", "centred_vnmse", "kind", None),
-    ("cal-vnmse-layer", "centred_vnmse", "layer", None),
     ("cal-attention", "attention", "kind", None),
+    ("cal-vnmse", "centred_vnmse", "kind", None),
     ("cal-attention-layer", "attention", "layer", None),
     ("cal-attention-4.95", "attention", "kind", 4.95),
-    ("cal-attention-layer-4.95", "attention", "layer", 4.95),
 )
 
 
-def with_sinks() -> list[Method]:
-    return [
-        Method.of_scheme(lynxq.baselines.WithSinks(lynxq.baselines.get(name)))
-        for name in WITH_SINKS
-        if f"{name}-sinks" not in evaluate.METHODS
-    ]
-
-
-def calibrated(capture: lab.Capture) -> list[tuple[Method, Calibration]]:
-    found = []
-    for name, objective, per, budget in CALIBRATIONS:
-        queries = capture.queries if objective == "attention" else None
-        calibration = lynxq.calibrate(capture.tensors, queries, budget, token_axis=0, per=per)
-        found.append((calibration.method(name), calibration))
+def calibrated(model: lab.LanguageModel, tokens: Array, old: Mapping[str, Any]) -> dict[str, Calibration]:
+    """All calibrations, those of an interrupted run without doing them again."""
+    found = {name: Calibration.from_json(json.dumps(text)) for name, text in old.items()}
+    if len(found) < len(CALIBRATIONS):
+        capture = lab.capture(model, tokens, queries=True)
+        for name, objective, per, budget in CALIBRATIONS:
+            queries = capture.queries if objective == "attention" else None
+            found[name] = lynxq.calibrate(capture.tensors, queries, budget, token_axis=0, per=per)
     return found
+
+
+def methods(calibrations: Mapping[str, Calibration]) -> list[Method]:
+    """Everything to score."""
+    sinks = [Method.of_scheme(baselines.WithSinks(baselines.get(name))) for name in WITH_SINKS]
+    chosen = [found.method(name) for name, found in calibrations.items()]
+    first, others = ([evaluate.METHODS[name] for name in names] for names in (FIRST, OTHERS))
+    return [method for method in (*first, PAIRS[0], *chosen, *sinks, *PAIRS[1:], *others) if method.available]
 
 
 def tiers(method: Method) -> tuple[str, ...]:
@@ -103,10 +105,7 @@ def rows_of(reference: lab.Reference, method: Method) -> list[dict[str, Any]]:
                 f"{kind}_vnmse": errors.vnmse,
                 f"{kind}_centred_vnmse": errors.centred_vnmse,
             }
-        scores = lab.score(reference, near.tensors)
-        row |= lm.averages(scores)
-        row["attention_error"] = sum(scores.attention[1:], scores.attention[0]).pooled
-        rows.append(row)
+        rows.append(row | lm.averages(lab.score(reference, near.tensors)))
     return rows
 
 
@@ -120,39 +119,33 @@ def main() -> None:
     made = [lm.passage(model, item, options.prefix, options.continuation) for item in options.text]
     _, text = lm.text_of(f"calibration={options.calibrate}")
     tokens = model.tokens(text[: 16 * options.calibration_tokens])[: options.calibration_tokens]
-    calibrations = calibrated(lab.capture(model, tokens, queries=True))
-    methods = [evaluate.METHODS[name] for name in METHODS] + with_sinks() + list(PAIRS)
-    methods += [method for method, _ in calibrations]
     result: dict[str, Any] = {
         "environment": environment("torch", "transformers", "constriction"),
         "model": model.name,
         "texts": [about for _, about in made],
-        "calibration": {"tokens": len(tokens), "tokens_sha256": lm.digest(tokens)},
+        "calibrated_on": {"tokens": len(tokens), "tokens_sha256": lm.digest(tokens)},
         "load_before": load_average(),
-        "calibrations": {
-            method.name: {
-                name: getattr(found, name)
-                for name in ("objective", "budget_bits", "bits_per_element", "error", "preset_bits", "preset_error")
-            }
-            | {entry.kind: entry.params.to_dict() for entry in found.entries if entry.layer is None}
-            for method, found in calibrations
-        },
     }
     path = lm.result_path("quality-lm", options.name)
-    rows = lm.resumed(path, result)
-    done = {(row["text"], row["method"]) for row in rows}
-    for passage, _ in made:
-        left = [method for method in methods if (passage.name, method.name) not in done and method.available]
-        reference = lab.reference(passage, attention_errors=True, greedy=0) if left else None
-        for method in left:
+    old = lm.resumed(path, result, ("model", "texts", "calibrated_on"))
+    calibrations = calibrated(model, tokens, old.get("calibrations", {}))
+    result["calibrations"] = {name: json.loads(found.to_json()) for name, found in calibrations.items()}
+    rows = old.get("rows", [])
+    planned = methods(calibrations)
+    lm.write(path, result | {"methods": len(planned), "rows": rows})
+    references = [lab.reference(passage, attention_errors=False, greedy=0) for passage, _ in made]
+    for method in planned:
+        for reference in references:
+            if any((row["text"], row["method"]) == (reference.passage.name, method.name) for row in rows):
+                continue
             for row in rows_of(reference, method):
                 rows.append(row)
                 print(
                     f"{row['text']:14} {row['method']:24} {row['tier']:6} {row['bits_per_element']:6.3f} bits  "
-                    f"KL {row['kl']:.2e}  top-1 {row['top1']:.3f}  attention {row['attention_error']:.2e}",
+                    f"KL {row['kl']:.2e} ± {row['kl_error']:.0e}  top-1 {row['top1']:.3f}",
                     flush=True,
                 )
-            lm.write(path, result | {"rows": rows})
+            lm.write(path, result | {"methods": len(planned), "rows": rows})
     print(path)
 
 

@@ -43,7 +43,7 @@ def by_method(result: Result) -> list[Row]:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in result["rows"]:
         found.setdefault((row["method"], row["tier"]), []).append(row)
-    names = ("bits_per_element", "key_bits", "value_bits", "kl", "top1", "attention_error")
+    names = ("bits_per_element", "key_bits", "value_bits", "kl", "top1")
     names += ("key_vnmse", "value_vnmse", "key_centred_vnmse", "value_centred_vnmse")
     return [
         {
@@ -73,15 +73,15 @@ def quality(result: Result) -> list[str]:
     rows = [row for row in by_method(result) if not _is_calibrated(row)]
     columns = [f"KL, {name}" for name in texts(result)]
     lines = [
-        f"| method | bits | KL | {' | '.join(columns)} | top-1 | attention error | centred vNMSE K / V |",
-        "|---|---|---|" + "---|" * (len(columns) + 3),
+        f"| method | bits | KL | {' | '.join(columns)} | top-1 | centred vNMSE K / V |",
+        "|---|---|---|" + "---|" * (len(columns) + 2),
     ]
     for row in sorted(rows, key=lambda row: (round(row["bits_per_element"], 2), row["kl"])):
         label = f"**{_label(row)}**" if _is_ours(row) else row["title"]
         kls = " | ".join(f"{row['kls'][name]:.2e}" for name in texts(result))
         lines.append(
             f"| {label} | {row['bits_per_element']:.2f} | {row['kl']:.2e} | {kls} | {row['top1']:.3f} "
-            f"| {row['attention_error']:.1e} | {row['key_centred_vnmse']:.1e} / {row['value_centred_vnmse']:.1e} |"
+            f"| {row['key_centred_vnmse']:.1e} / {row['value_centred_vnmse']:.1e} |"
         )
     return lines
 
@@ -152,8 +152,8 @@ def calibration(result: Result) -> list[str]:
     pairs.append(("pair-5+3", [name for name in result["calibrations"] if name.endswith("4.95")]))
     columns = [f"KL, {name}" for name in texts(result)]
     lines = [
-        f"| parameters | bits K / V | bits | {' | '.join(columns)} | KL | attention error | centred vNMSE K / V |",
-        "|---|---|---|" + "---|" * (len(columns) + 3),
+        f"| parameters | bits K / V | bits | {' | '.join(columns)} | KL | centred vNMSE K / V |",
+        "|---|---|---|" + "---|" * (len(columns) + 2),
     ]
     for base, names in pairs:
         for name in (base, *names):
@@ -162,7 +162,7 @@ def calibration(result: Result) -> list[str]:
             lines.append(
                 f"| {row['title'] if name == base else calibration_title(name, result)} "
                 f"| {row['key_bits']:.2f} / {row['value_bits']:.2f} "
-                f"| {row['bits_per_element']:.2f} | {kls} | {row['kl']:.2e} | {row['attention_error']:.1e} "
+                f"| {row['bits_per_element']:.2f} | {kls} | {row['kl']:.2e} "
                 f"| {row['key_centred_vnmse']:.1e} / {row['value_centred_vnmse']:.1e} |"
             )
     lines.append("")

@@ -76,7 +76,7 @@ def calibrate(
     Returns
     -------
     Calibration
-        Indexed by names of tensors it gives `Params`. The same arguments give the same result. If the presets fit
+        Indexed by names of tensors it gives `Params`. On one machine, equal arguments give equal results. If the presets fit
         the budget and are not worse, they are the result.
 
     Raises
