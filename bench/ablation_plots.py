@@ -38,7 +38,7 @@ def _panel(axes: Axes, rows: list[dict[str, Any]], error: str) -> None:
         "two scales": (IDEAS, "^", [row for row in rows if row.get("scheme", "")[:10] == "two-scales"]),
     }
     for label, (color, marker, own) in groups.items():
-        points = [point(row) for row in own]
+        points = [found for found in map(point, own) if error in found]
         axes.plot(
             [p["bits"] for p in points], [p[error] for p in points], marker,
             color=color, markersize=4, alpha=0.55, linestyle="none", label=label,
@@ -75,8 +75,13 @@ def against_alpha(result: Mapping[str, Any]) -> Figure:
     for axes, (kind, title) in zip(panels, _KINDS.items(), strict=True):
         rows = sorted(((float(setting), row) for setting, row in of_factor(result, kind, "alpha")), key=lambda r: r[0])
         for (name, label), color in zip(names.items(), (OURS, IDEAS, THEIRS), strict=True):
-            values = np.array([row[name] for _, row in rows])
-            axes.plot([alpha for alpha, _ in rows], values / values.min(), "o-", color=color, markersize=3, label=label)
+            measured = [(alpha, row[name]) for alpha, row in rows if name in row]
+            if not measured:
+                continue
+            values = np.array([value for _, value in measured])
+            axes.plot(
+                [alpha for alpha, _ in measured], values / values.min(), "o-", color=color, markersize=3, label=label
+            )
         axes.set(xscale="symlog", yscale="log", title=title, xlabel="α")
         axes.set_xscale("symlog", linthresh=0.5)
         axes.grid(color="#e2e8f0", linewidth=0.6)

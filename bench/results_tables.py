@@ -190,7 +190,7 @@ def calibration_title(name: str, result: Result) -> str:
 def point(row: Row) -> Row:
     """A row of the ablation, averaged over texts."""
     measured = list(row["texts"].values())
-    return {name: mean(one[name] for one in measured) for name in measured[0]}
+    return {name: mean(one[name] for one in measured) for name in measured[0] if all(name in one for one in measured)}
 
 
 def of_factor(result: Result, kind: str, factor: str) -> list[tuple[str, Row]]:
@@ -227,17 +227,22 @@ def _settings(result: Result, factors: Mapping[str, str]) -> list[str]:
             if factor == "alpha":
                 rows.sort(key=lambda item: float(item[0]))
             for setting, row in rows:
-                full = f"{row['full_centred_vnmse']:.2e}" if "full_centred_vnmse" in row else "–"
                 lines.append(
-                    f"| {title}, {letter} | {setting} | {row['bits']:.3f} | {row['centred_vnmse']:.2e} | {full} "
-                    f"| {row['kl']:.2e} | {row['top1']:.3f} |"
+                    f"| {title}, {letter} | {setting} | {row['bits']:.3f} | {row['centred_vnmse']:.2e} "
+                    f"| {_figure(row, 'full_centred_vnmse', '.2e')} "
+                    f"| {_figure(row, 'kl', '.2e')} | {_figure(row, 'top1', '.3f')} |"
                 )
     return lines
 
 
+def _figure(row: Row, name: str, form: str) -> str:
+    """A figure, if it was measured."""
+    return format(row[name], form) if name in row else "–"
+
+
 def ablation(result: Result) -> list[str]:
     """One factor at a time."""
-    return _settings(result, _FACTORS)
+    return _settings(result, _FACTORS) + unmeasured(result)
 
 
 def ideas(result: Result) -> list[str]:
@@ -267,7 +272,8 @@ def name_of(row: Row) -> str:
 
 def front(rows: Iterable[Row], error: str) -> list[Row]:
     """Rows that no other one beats in both bits and error, by rising bits; their figures are added."""
-    points = sorted(({**row, **point(row)} for row in rows), key=lambda row: (row["bits"], row[error]))
+    measured = ({**row, **point(row)} for row in rows)
+    points = sorted((row for row in measured if error in row), key=lambda row: (row["bits"], row[error]))
     kept: list[Row] = []
     for row in points:
         if not kept or row[error] < kept[-1][error]:
@@ -276,16 +282,25 @@ def front(rows: Iterable[Row], error: str) -> list[Row]:
 
 
 def fronts(result: Result) -> list[str]:
-    """The fronts in KL, of everything that was measured, baselines included."""
-    lines = ["| | on the front of KL against bits | bits | KL | centred vNMSE |", "|---|---|---|---|---|"]
+    """The fronts in vNMSE and in KL, of everything that was measured, baselines included."""
+    lines = ["| on the front of | | bits | centred vNMSE | KL |", "|---|---|---|---|---|"]
     for kind, letter in _KINDS.items():
-        for row in front((row for row in result["rows"] if row["kind"] == kind), "kl"):
-            name = name_of(row)
-            lines.append(
-                f"| {letter} | {name if 'scheme' in row else f'**{name}**'} | {row['bits']:.3f} | {row['kl']:.2e} "
-                f"| {row['centred_vnmse']:.2e} |"
-            )
+        for error, title in (("centred_vnmse", "centred vNMSE"), ("kl", "KL")):
+            for row in front((row for row in result["rows"] if row["kind"] == kind), error):
+                name = name_of(row)
+                lines.append(
+                    f"| {title}, {letter} | {name if 'scheme' in row else f'**{name}**'} | {row['bits']:.3f} "
+                    f"| {row['centred_vnmse']:.2e} | {_figure(row, 'kl', '.2e')} |"
+                )
     return lines
+
+
+def unmeasured(result: Result) -> list[str]:
+    """What an interrupted run has left out."""
+    without = sum("kl" not in point(row) for row in result["rows"])
+    if not without:
+        return []
+    return ["", f"The run was interrupted: KL is missing for {without} of {len(result['rows'])} choices."]
 
 
 def baselines(result: Result) -> list[str]:
@@ -293,6 +308,7 @@ def baselines(result: Result) -> list[str]:
     lines = []
     for kind, letter in _KINDS.items():
         rows = [{**row, **point(row)} for row in result["rows"] if row["kind"] == kind]
+        rows = [row for row in rows if "kl" in row]
         ours = [row for row in rows if "params" in row and row["params"]["sink_tokens"] == 4]
         for row in rows:
             if "scheme" not in row or row["scheme"].startswith("two-scales"):

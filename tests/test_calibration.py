@@ -242,6 +242,15 @@ def test_pages_and_sinks_are_those_asked_for(cache):
     assert {entry.params.sink_tokens for entry in found.entries} == {1}
 
 
+@pytest.mark.parametrize("page", [8, 24, 1024])
+def test_any_page_has_groupings(cache, page):
+    tried = list(candidates.groupings(("token", "channel"), page, 80, 0))
+    assert len(set(tried)) == len(tried)
+    assert {params.axis for params in tried if params.page == page} == {"token", "channel"}
+    found = lynxq.calibrate(cache, token_axis=0, pages=(page,))
+    assert {entry.params.page for entry in found.entries} == {page}
+
+
 def test_outlier_tokens_need_finer_metadata():
     """A token 1000 times as large as the others: 8 bits relative to its range say nothing of them."""
     made = synthetic.cache(1024, 2, 64, pathologies=("outliers",), seed=1)

@@ -34,7 +34,7 @@ def groupings(axes: Sequence[Axis], page: int, head_dim: int, sink_tokens: int) 
     """
     for axis in axes:
         if axis == "token":
-            run, alone = page, [size for size in TOKEN_RUNS if size <= page and page % size == 0]
+            run, alone = page, sorted({page, *(size for size in TOKEN_RUNS if size <= page and page % size == 0)})
         else:
             alone = [size for size in CHANNEL_RUNS if size < head_dim]
             run = next((size for size in CHANNEL_RUNS if size >= head_dim), CHANNEL_RUNS[-1])
