@@ -76,8 +76,8 @@ def calibrate(
     Returns
     -------
     Calibration
-        Indexed by names of tensors it gives `Params`. On one machine, equal arguments give equal results. If the presets fit
-        the budget and are not worse, they are the result.
+        Indexed by names of tensors it gives `Params`. On one machine, equal arguments give equal results. If the
+        presets fit the budget and are not worse, they are the result.
 
     Raises
     ------
