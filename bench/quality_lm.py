@@ -70,12 +70,11 @@ def calibrated(model: lab.LanguageModel, tokens: Array, old: Mapping[str, Any]) 
     return found
 
 
-def methods(calibrations: Mapping[str, Calibration]) -> list[Method]:
-    """Everything to score."""
+def uncalibrated() -> tuple[list[Method], list[Method]]:
+    """What to score before the calibrations, and what behind them."""
     sinks = [Method.of_scheme(baselines.WithSinks(baselines.get(name))) for name in WITH_SINKS]
-    chosen = [found.method(name) for name, found in calibrations.items()]
     first, others = ([evaluate.METHODS[name] for name in names] for names in (FIRST, OTHERS))
-    return [method for method in (*first, PAIRS[0], *chosen, *sinks, *PAIRS[1:], *others) if method.available]
+    return [*first, PAIRS[0]], [method for method in (*sinks, *PAIRS[1:], *others) if method.available]
 
 
 def tiers(method: Method) -> tuple[str, ...]:
@@ -128,24 +127,27 @@ def main() -> None:
     }
     path = lm.result_path("quality-lm", options.name)
     old = lm.resumed(path, result, ("model", "texts", "calibrated_on"))
-    calibrations = calibrated(model, tokens, old.get("calibrations", {}))
-    result["calibrations"] = {name: json.loads(found.to_json()) for name, found in calibrations.items()}
     rows = old.get("rows", [])
-    planned = methods(calibrations)
-    lm.write(path, result | {"methods": len(planned), "rows": rows})
+    result["calibrations"] = old.get("calibrations", {})
     references = [lab.reference(passage, attention_errors=False, greedy=0) for passage, _ in made]
-    for method in planned:
-        for reference in references:
-            if any((row["text"], row["method"]) == (reference.passage.name, method.name) for row in rows):
-                continue
-            for row in rows_of(reference, method):
-                rows.append(row)
-                print(
-                    f"{row['text']:14} {row['method']:24} {row['tier']:6} {row['bits_per_element']:6.3f} bits  "
-                    f"KL {row['kl']:.2e} ± {row['kl_error']:.0e}  top-1 {row['top1']:.3f}",
-                    flush=True,
-                )
-            lm.write(path, result | {"methods": len(planned), "rows": rows})
+    first, others = uncalibrated()
+    result["methods"] = len(first) + len(CALIBRATIONS) + len(others)
+
+    def score(methods: list[Method]) -> None:
+        for method in methods:
+            for reference in references:
+                if any((row["text"], row["method"]) == (reference.passage.name, method.name) for row in rows):
+                    continue
+                rows.extend(rows_of(reference, method))
+                lm.write(path, result | {"rows": rows})
+                print(f"{method.name:20} {reference.passage.name:14} KL {rows[-1]['kl']:.2e}", flush=True)
+
+    score(first)
+    calibrations = calibrated(model, tokens, result["calibrations"])
+    result["calibrations"] = {name: json.loads(found.to_json()) for name, found in calibrations.items()}
+    score([found.method(name) for name, found in calibrations.items()])
+    score(others)
+    lm.write(path, result | {"rows": rows})
     print(path)
 
 
