@@ -1,7 +1,7 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
 The public surface is what this module names. The submodules that `_SUBMODULES` lists are public too, and imported when
-first used.
+first used; so is the function `calibrate`.
 """
 
 import sys as _sys
@@ -54,6 +54,7 @@ __all__ = [
 _SUBMODULES = (
     "backends",
     "baselines",
+    "calibration",
     "e2e",
     "errors",
     "evaluate",
@@ -73,6 +74,10 @@ _SUBMODULES = (
 
 def __getattr__(name: str) -> object:
     """Import a public submodule when it is first used."""
+    if name == "calibrate":
+        from lynxq.calibration import calibrate
+
+        return calibrate
     if name in _SUBMODULES:
         from importlib import import_module
 
