@@ -105,7 +105,7 @@ def test_python_m_is_the_same_command():
 
 COMPLETED = {
     "lynxq ver": "verify",
-    "lynxq e": "encode eval",
+    "lynxq ev": "eval",
     "lynxq decode --t": "--tier",
     "lynxq decode --tier ''": "full anchor",
     "lynxq encode --preset k": "keys",
