@@ -828,6 +828,7 @@ def greeting(**changes):
     [
         greeting(role=Role.SENDER),
         greeting(max_data=0),
+        greeting(max_data=255),
         greeting(max_control=4095),
         greeting(lanes=3),
         greeting(lanes=0),

@@ -932,6 +932,35 @@ def test_a_slow_connection():
     through({"delays": (0.001, 0.001), "portion": 100}, tensors={"k": coded(80)})
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_residuals_that_never_come(lanes):
+    """Whoever may, goes on with the anchors, and is never told that they are more than that."""
+
+    class Half(EncodedSource):
+        def frame(self, which, tensor, page):
+            return super().frame(which, tensor, page) if which == "anchor" else None
+
+    async def main():
+        async with tcp.serve({"p": Half(encoded())}) as server, connect(server, lanes=lanes) as client:
+            transfer = await client.request("p")
+            await transfer.anchors()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await transfer.done()
+            for name, wanted in encoded().items():
+                if wanted.layout.pages:
+                    assert transfer.tier(name) == "anchor"
+                    with pytest.raises(IncompleteError, match="residual page 0"):
+                        transfer.decode(name)
+            check(transfer, encoded(), "anchor")
+            transfer.cancel()
+            with pytest.raises(RequestError, match="cancelled"):
+                await transfer.done()
+            check(transfer, encoded(), "anchor")  # what is here stays
+
+    run(main)
+
+
 def test_a_page_that_is_damaged_each_time():
     async def main():
         class Rotten(EncodedSource):

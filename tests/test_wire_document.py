@@ -12,7 +12,7 @@ from lynxq import stream
 from lynxq.errors import ProtocolError
 from lynxq.stream import AnchorPage, ResidualPage, messages, records
 from lynxq.stream.messages import Code, Hello, Role
-from lynxq.stream.records import FIELDS, MIN_CONTROL, Record, RecordReader, Type
+from lynxq.stream.records import FIELDS, MIN_CONTROL, MIN_DATA, Record, RecordReader, Type
 from tests.test_format_document import fields_of, tables
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -156,7 +156,7 @@ def test_field_names_are_those_of_the_code():
     for name in ("type", "kind", "request", "tensor", "page", "offset", "total"):
         assert found[name] == getattr(record, name)
     for role, others in (
-        (Role.RECEIVER, {"max_data": 11, "anchor_limit": 13, "residual_limit": 14}),
+        (Role.RECEIVER, {"max_data": 300, "anchor_limit": 13, "residual_limit": 14}),
         (Role.SENDER, {"max_requests": 12}),
     ):
         hello = Hello(role=role, session=b"s" * 16, lane=1, lanes=2, max_control=5000, minor=7, **others)
@@ -169,7 +169,7 @@ def test_field_names_are_those_of_the_code():
 
 def test_ranges_of_a_greeting():
     good = {
-        Role.RECEIVER: Hello(role=Role.RECEIVER, session=b"s" * 16, max_data=1).record().body,
+        Role.RECEIVER: Hello(role=Role.RECEIVER, session=b"s" * 16, max_data=256).record().body,
         Role.SENDER: Hello(role=Role.SENDER, session=b"s" * 16).record().body,
     }
     for role, body in good.items():
@@ -187,10 +187,11 @@ def test_ranges_of_a_greeting():
                 continue
             with pytest.raises(ProtocolError):
                 Hello.read(Record(Type.HELLO, body=bytes(changed)))
-    zero = bytearray(good[Role.RECEIVER])
-    zero[24:28] = bytes(4)
+    small = bytearray(good[Role.RECEIVER])
+    small[24:28] = struct.pack("<I", MIN_DATA - 1)
     with pytest.raises(ProtocolError):
-        Hello.read(Record(Type.HELLO, body=bytes(zero)))
+        Hello.read(Record(Type.HELLO, body=bytes(small)))
+    assert f"0 from a sender, else at least {MIN_DATA}" in TEXT
 
 
 # --- types, codes, caps ------------------------------------------------------------------------------

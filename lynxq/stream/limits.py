@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from lynxq.arguments import integer, real
 from lynxq.errors import ParamsError
 from lynxq.format.header import MAX_HEADER
-from lynxq.stream.records import MIN_CONTROL
+from lynxq.stream.records import MIN_CONTROL, MIN_DATA
 
 _MAX = 1 << 56
 
@@ -70,9 +70,9 @@ class ReceiverLimits:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        _check(self, {"max_header": MIN_CONTROL, "max_data": 256, "retries": 0})
+        _check(self, {"max_header": MIN_CONTROL, "max_data": MIN_DATA, "retries": 0})
         integer("max_header", self.max_header, MIN_CONTROL, MAX_HEADER, ParamsError)
-        integer("max_data", self.max_data, 256, 1 << 24, ParamsError)
+        integer("max_data", self.max_data, MIN_DATA, 1 << 24, ParamsError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from enum import IntEnum
 from lynxq.arguments import shown
 from lynxq.errors import ParamsError, ProtocolError
 from lynxq.format.frames import Buffer
-from lynxq.stream.records import MIN_CONTROL, Record, Type
+from lynxq.stream.records import MIN_CONTROL, MIN_DATA, Record, Type
 
 VERSION = (1, 0)
 #: Caps of the wire: bytes of a name that is asked for, and of the text of a reason.
@@ -98,8 +98,10 @@ class Hello:
             raise ProtocolError(f"the role of a peer must be 0 or 1, got {role}")
         if lanes not in (1, 2) or lane >= lanes:
             raise ProtocolError(f"a connection must be number 0 of 1, or 0 or 1 of 2, got {lane} of {lanes}")
-        if (role == Role.SENDER) is not (max_data == 0):
-            raise ProtocolError(f"max_data must be 0 from a sender and not from a receiver, got {max_data}")
+        if max_data if role == Role.SENDER else max_data < MIN_DATA:
+            raise ProtocolError(
+                f"max_data must be 0 from a sender, from a receiver at least {MIN_DATA}, got {max_data}"
+            )
         if max_requests if role == Role.RECEIVER else (anchor_limit or residual_limit):
             raise ProtocolError("a greeting must have no fields of the other side")
         if max_control < MIN_CONTROL:
