@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lynxq.errors import DTypeError, MissingLibraryError, ParamsError, ShapeError
-from lynxq.integrations.vllm import LynxqConnector, UnsupportedCacheError
+from lynxq.errors import DTypeError, MissingLibraryError, ParamsError, ShapeError, UnsupportedCacheError
+from lynxq.integrations.keys import chain, root
+from lynxq.integrations.vllm import LynxqConnector
 from lynxq.integrations.vllm.geometry import Geometry
-from lynxq.integrations.vllm.keys import chain, root
 from lynxq.params import Params
 from tests.vllm_fakes import MLAAttentionSpec, SlidingWindowSpec, cache_config, config, geometry, spec
 
@@ -65,7 +65,7 @@ def test_what_values_do_not_depend_on_is_not_part_of_the_key():
 
 
 def test_keys_name_a_prefix():
-    start = root({"model": "toy"})
+    start = root("lynxq-vllm-1", {"model": "toy"})
     pages = [([1, 2], None), ([3, 4], None), ([5, 6], None)]
     first = chain(start, pages)
     assert len(set(first)) == 3
@@ -75,12 +75,12 @@ def test_keys_name_a_prefix():
             changed = chain(start, [*pages[:place], other, *pages[place + 1 :]])
             assert changed[:place] == first[:place]
             assert not set(changed[place:]) & set(first)
-    assert chain(root({"model": "other"}), pages)[0] != first[0]
+    assert chain(root("lynxq-vllm-1", {"model": "other"}), pages)[0] != first[0]
 
 
 def test_keys_do_not_change():
     """Whoever changes them loses every stored cache, and says so with a new scheme."""
-    found = chain(root({"model": "toy"}), [([1, 2], None), ([3, 400000], ("lora", "a"))])[1]
+    found = chain(root("lynxq-vllm-1", {"model": "toy"}), [([1, 2], None), ([3, 400000], ("lora", "a"))])[1]
     assert found == "008ceabb39c8a7aa9b18bf438ea38a4d7bad1277ca03f02d0bb942a33609775b"
 
 

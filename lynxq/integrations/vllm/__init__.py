@@ -4,6 +4,5 @@ Tested with vLLM 0.32. The page "vLLM" of the documentation tells how to use it 
 """
 
 from lynxq.integrations.vllm.connector import LynxqConnector
-from lynxq.integrations.vllm.geometry import UnsupportedCacheError
 
-__all__ = ["LynxqConnector", "UnsupportedCacheError"]
+__all__ = ["LynxqConnector"]

@@ -10,16 +10,13 @@ from typing import Any, get_args
 
 from lynxq import dtypes
 from lynxq.arguments import integer, shown
-from lynxq.errors import DTypeError, LynxqError, ParamsError, ShapeError
-from lynxq.integrations.vllm import keys
+from lynxq.errors import DTypeError, ParamsError, ShapeError, UnsupportedCacheError
+from lynxq.integrations import keys
 from lynxq.layout import Tier
 from lynxq.params import MAX_PAGE, Params
 
+_SCHEME = "lynxq-vllm-1"
 _OPTIONS = ("store", "tier", "page_tokens", "model", "key_params", "value_params")
-
-
-class UnsupportedCacheError(LynxqError, ValueError):
-    """The engine's cache is of a kind that the connector does not handle."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class Geometry:
             page_tokens,
             tier,
             shards,
-            keys.root(identity),
+            keys.root(_SCHEME, identity),
         )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lynxq.integrations import keys
 from lynxq.integrations.blobs import BlobStore
-from lynxq.integrations.vllm import keys
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Load, Plan, Save
 

@@ -8,15 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-#: Part of every key; to be changed with whatever changes what is behind a key.
-SCHEME = "lynxq-vllm-1"
 
-
-def root(identity: Mapping[str, object]) -> bytes:
-    """Where the chain of keys of a model begins.
+def root(scheme: str, identity: Mapping[str, object]) -> bytes:
+    """What tells caches apart that must not be mixed up; the beginning of a chain of keys.
 
     Parameters
     ----------
+    scheme : str
+        Name and version of what is behind the keys: to be changed with whatever changes that.
     identity : mapping of str to JSON types
         Model, layout of its cache and parameters of the codec.
 
@@ -25,7 +24,7 @@ def root(identity: Mapping[str, object]) -> bytes:
     bytes
         SHA-256.
     """
-    return hashlib.sha256(json.dumps([SCHEME, dict(identity)], sort_keys=True).encode()).digest()
+    return hashlib.sha256(json.dumps([scheme, dict(identity)], sort_keys=True).encode()).digest()
 
 
 def chain(start: bytes, pages: Iterable[tuple[Sequence[int], object]]) -> list[str]:
@@ -49,8 +48,8 @@ def chain(start: bytes, pages: Iterable[tuple[Sequence[int], object]]) -> list[s
 
     Examples
     --------
-    >>> from lynxq.integrations.vllm.keys import chain, root
-    >>> start = root({"model": "toy"})
+    >>> from lynxq.integrations.keys import chain, root
+    >>> start = root("example-1", {"model": "toy"})
     >>> first, second = chain(start, [([1, 2], None), ([3, 4], None)])
     >>> chain(start, [([1, 2], None), ([3, 5], None)])[0] == first
     True
