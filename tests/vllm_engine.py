@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,27 +45,39 @@ class RecordingConnector(LynxqConnector):
         folder = Path(self._kv_transfer_config.kv_connector_extra_config["store"] + ".recorded")
         folder.mkdir(exist_ok=True)
         number = len(list(folder.iterdir()))
-        torch.save(page, folder / f"{number:04}.{geometry.blob(save.key, 0)}.pt")
+        torch.save(page, folder / f"{number:04}.{geometry.blob(save.key, self.worker._shard)}.pt")
+
+
+def _reconstructed(connector: LynxqConnector, load: Load) -> Iterator[tuple[torch.Tensor, int, int, torch.Tensor]]:
+    """What `lynxq.load` makes of a page's file, token by token: cache, block, slot and values."""
+    geometry = connector.worker._geometry
+    store = Path(connector._kv_transfer_config.kv_connector_extra_config["store"])
+    (path,) = store.rglob(f"{geometry.blob(load.key, connector.worker._shard)}.lynx")
+    tensors = lynxq.load(path, tier=geometry.tier, framework="torch")
+    for layer in geometry.layers:
+        cache = connector.worker._caches[layer]
+        whole = torch.cat([tensors[f"{layer}.{part.name}"] for part in geometry.parts], dim=-1)
+        for number, (block, slot) in enumerate(_rows(connector, cache, load.blocks)):
+            yield cache, block, slot, whole[load.skip * geometry.block_size + number]
 
 
 class ReferenceConnector(LynxqConnector):
-    """Fills the cache with what `lynxq.load` makes of the files, token by token."""
+    """Fills the cache with what `lynxq.load` makes of the files."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        for loads in self._get_connector_metadata().plan.loads:
-            for load in loads:
-                self._fill(load)
+        for load in chain.from_iterable(self._get_connector_metadata().plan.loads):
+            for cache, block, slot, values in _reconstructed(self, load):
+                cache[block, :, slot] = values
 
-    def _fill(self, load: Load) -> None:
-        geometry = self.worker._geometry
-        store = Path(self._kv_transfer_config.kv_connector_extra_config["store"])
-        (path,) = store.rglob(f"{load.key}*.lynx")
-        tensors = lynxq.load(path, tier=geometry.tier, framework="torch")
-        for layer in geometry.layers:
-            cache = self.worker._caches[layer]
-            whole = torch.cat([tensors[f"{layer}.{part.name}"] for part in geometry.parts], dim=-1)
-            for number, (block, slot) in enumerate(_rows(self, cache, load.blocks)):
-                cache[block, :, slot] = whole[load.skip * geometry.block_size + number]
+
+class CheckingConnector(LynxqConnector):
+    """Compares the cache with what `lynxq.load` makes of the files, after every load."""
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        for load in chain.from_iterable(self._get_connector_metadata().plan.loads):
+            for cache, block, slot, values in _reconstructed(self, load):
+                assert torch.equal(cache[block, :, slot], values)
 
 
 class _Messages(logging.Handler):

@@ -65,7 +65,7 @@ class LynxqHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         If the cache is split in a way that is not handled.
     """
 
-    def __init__(self, storage_config: Any, kwargs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def __init__(self, storage_config: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         if HiCacheStorage is object:
             raise MissingLibraryError("LynxqHiCacheStorage needs SGLang: pip install sglang")
         options = storage_config.extra_config or {}
@@ -146,12 +146,12 @@ class LynxqHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         key: str,
         value: Any = None,
         target_location: Any = None,
-        target_sizes: Any = None,  # noqa: ARG002
+        target_sizes: Any = None,
     ) -> bool:
         """Store a flat page; False if that failed."""
         return self._write(key, value, 0)
 
-    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:  # noqa: ARG002
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """Fill a flat page and return it; None if the page is not stored, or damaged."""
         return target_location if self._read(key, target_location) else None
 
@@ -160,12 +160,12 @@ class LynxqHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         keys: Sequence[str],
         values: Any = None,
         target_locations: Any = None,
-        target_sizes: Any = None,  # noqa: ARG002
+        target_sizes: Any = None,
     ) -> bool:
         """Store flat pages; False if one failed."""
         return all(self.set(key, value) for key, value in zip(keys, values, strict=True))
 
-    def batch_get(self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:  # noqa: ARG002
+    def batch_get(self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
         """Fill flat pages; None for those that are not stored, or damaged."""
         return [self.get(key, target) for key, target in zip(keys, target_locations, strict=True)]
 
@@ -177,7 +177,7 @@ class LynxqHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         pages = self._pages(keys, host_indices)
         return [self._write(key, page, token) for key, page, token in zip(keys, pages, first, strict=True)]
 
-    def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
+    def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Fill pages of the host pool in place; a page that is not stored, or damaged, is not touched."""
         return [self._read(key, page) for key, page in zip(keys, self._pages(keys, host_indices), strict=True)]
 

@@ -117,7 +117,7 @@ class LynxqConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if connector_output.invalid_block_ids:
             self.planner.loads_failed()
 
-    def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, Mapping[str, Any] | None]:  # noqa: ARG002
+    def request_finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, Mapping[str, Any] | None]:
         """Forget the request; its blocks are free, because pages are coded before a step ends."""
         self.planner.finished(request.request_id)
         return False, None
@@ -128,7 +128,7 @@ class LynxqConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Take the caches of all layers."""
         self.worker.register(kv_caches)
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load all layers, before the model runs."""
         self.worker.load(self._get_connector_metadata().plan)
 
