@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ def _orders(folder: Path) -> list[dict[str, Any]]:
         add(zero_copy=True, prefix=prefix, name="prefix")
     for zero_copy in (False, True):
         add(zero_copy=zero_copy, damage=[1], name="damage")
+    page = (ROOT / "docs" / "integrations" / "sglang.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"--hicache-storage-backend-extra-config '(.*?)'", page, re.DOTALL)
+    options = {name: value for name, value in json.loads(command).items() if name != "store"}
+    add(options=options, zero_copy=bool(options["interface_v1"]), prefix=[], name="page")
     add(reader={"rank": 1}, name="stranger")
     add(reader={"model": "another"}, name="stranger")
     return orders
@@ -104,10 +109,10 @@ def _expected(order: dict[str, Any], pages: torch.Tensor, number: int) -> torch.
 
 
 @slow
-@pytest.mark.parametrize("name", ["layouts", "dtype", "anchor", "prefix"])
+@pytest.mark.parametrize("name", ["layouts", "dtype", "anchor", "prefix", "page"])
 def test_pages_come_back_as_lynxq_decodes_them(outcomes, name):
     chosen = [(order, found) for order, found in outcomes if order["name"] == name]
-    assert len(chosen) == {"layouts": 32, "dtype": 2, "anchor": 1, "prefix": 2}[name]
+    assert len(chosen) == {"layouts": 32, "dtype": 2, "anchor": 1, "prefix": 2, "page": 1}[name]
     for order, found in chosen:
         assert found == {"hits before": 0, "saved": True, "hits": 3, "loaded": 3, "hits after": 3}
         pages = torch.load(order["result"])

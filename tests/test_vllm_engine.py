@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -90,16 +91,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    logs: list[Path] = []
+
     def start(
         batches: list[list[list[int]]],
         store: Path | None = None,
         *,
         connector: str = "LynxqConnector",
         policy: str = "recompute",
+        role: str = "kv_both",
         engine: dict[str, Any] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("run")
+        logs.append(folder / "log")
         order = {
             "engine": {
                 "model": str(model),
@@ -114,7 +119,7 @@ def run(python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             "connector": store
             and {
                 "kv_connector": connector,
-                "kv_role": "kv_both",
+                "kv_role": role,
                 "kv_load_failure_policy": policy,
                 "kv_connector_extra_config": {"store": str(store), "page_tokens": PAGE, **options},
             },
@@ -125,13 +130,7 @@ def run(python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         with (folder / "log").open("w") as log:
             subprocess.run(
                 [python, ROOT / "tests" / "vllm_engine.py", folder / "order.json", folder / "outcome.json"],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT / "tests"),
-                    "VLLM_CPU_KVCACHE_SPACE": "1",
-                    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                    "HF_HUB_OFFLINE": "1",
-                },
+                env={**_environment(), "PYTHONPATH": str(ROOT / "tests")},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=True,
@@ -139,7 +138,13 @@ def run(python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         outcome: dict[str, Any] = json.loads((folder / "outcome.json").read_text())
         return outcome
 
+    start.log = lambda: logs[-1]  # type: ignore[attr-defined]
     return start
+
+
+def _environment() -> dict[str, str]:
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **settings, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def said(outcome: dict[str, Any]) -> list[list[tuple[list[int], list[float]]]]:
@@ -205,11 +210,18 @@ def test_store_and_load(run: Run, plain: dict[str, Any], filled: tuple[Path, dic
 
 def test_what_is_stored_is_what_the_cache_held(filled: tuple[Path, dict[str, Any]]) -> None:
     store, _ = filled
-    pages = recorded(store)
-    assert {path for path, _ in pages} == set(store.rglob("*.lynx"))
-    assert [page["first_token"] for _, page in pages] == [0, 64, 128, 192, 128, 0]
-    for path, page in pages:
+    assert [page["first_token"] for _, page in recorded(store)] == [0, 64, 128, 192, 128, 0]
+    assert_recorded(store, pages=6, names={"key", "value"})
+
+
+def assert_recorded(store: Path, *, pages: int, names: set[str]) -> None:
+    """Files are what lynxq makes of what the cache held."""
+    found = recorded(store)
+    assert len(found) == pages
+    assert {path for path, _ in found} == set(store.rglob("*.lynx"))
+    for path, page in found:
         with lynxq.open(path) as reader:
+            assert {name.rsplit(".", 1)[1] for name in reader} == names
             for name, tensor in reader.items():
                 expected = lynxq.encode(page[name], tensor.params, token_axis=0, first_token=page["first_token"])
                 assert tensor.encoded().anchor.tobytes() == expected.anchor.numpy().tobytes()
@@ -267,3 +279,154 @@ def test_anchors_alone(run: Run, plain: dict[str, Any], tmp_path: Path) -> None:
     for path in store.rglob("*.lynx"):
         with lynxq.open(path) as reader:
             assert not any(tensor.has_residual for tensor in reader.values())
+
+
+def test_roles(run: Run, filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    store = copy(filled[0])
+    before = sorted(store.rglob("*"))
+    consumer = run([[FORK[:150] + LONG[:150]]], store, role="kv_consumer")
+    assert cached(consumer) == [[128]]
+    assert sorted(store.rglob("*")) == before
+    producer = run([[LONG], [LONG[:100]]], store, role="kv_producer")
+    assert cached(producer)[0] == [0]
+    assert producer["counters"] == {"saves_skipped": 4}
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+DEEPSEEK = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_act": "silu",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 512,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+}
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+    "sliding_window": 64,
+}
+
+
+def _dummy(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A model without weights: good for comparing caches, not for comparing what it says."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"model": str(folder), "load_format": "dummy"}
+
+
+@pytest.mark.parametrize(("config", "names"), [(GEMMA, {"key", "value"}), (DEEPSEEK, {"latent"})])
+def test_other_caches(run: Run, tmp_path: Path, config: dict[str, Any], names: set[str]) -> None:
+    """Layers of full attention and with a sliding window together, and the latent of MLA."""
+    engine, store = _dummy(tmp_path / "model", config), tmp_path / "store"
+    run([[LONG]], store, connector="RecordingConnector", engine=engine)
+    assert_recorded(store, pages=4, names=names)
+    second = run([[FORK]], store, connector="CheckingConnector", engine=engine)
+    assert cached(second) == [[128]]
+    assert second["counters"]["tokens_loaded"] == 128
+
+
+def test_a_model_that_forgets_tokens_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run([[LONG]], tmp_path / "store", engine=_dummy(tmp_path / "model", MISTRAL))
+    assert "got SlidingWindowSpec" in run.log().read_text()  # type: ignore[attr-defined]
+    with pytest.raises(subprocess.CalledProcessError):
+        run([[LONG]], tmp_path / "store", engine={"kv_cache_dtype": "fp8"})
+    assert "kv_cache_dtype must be float32, float16, bfloat16 for lynxq" in run.log().read_text()  # type: ignore[attr-defined]
+
+
+def test_two_ranks(run: Run, tmp_path: Path) -> None:
+    """Each stores its own heads; what one of them cannot load, neither builds on."""
+    engine, store = {"tensor_parallel_size": 2}, tmp_path / "store"
+    first = run([[LONG]], store, connector="RecordingConnector", engine=engine)
+    assert_recorded(store, pages=8, names={"key", "value"})
+    assert cached(run([[FORK]], copy(store), connector="CheckingConnector", engine=engine)) == [[128]]
+    pages = {path: path.read_bytes() for path in store.rglob("*.lynx")}
+    (damaged,) = [path for path, page in recorded(store) if page["first_token"] == 0 and path.stem.endswith("-1of2")]
+    damage(damaged)
+    again = run([[LONG]], store, engine=engine)
+    assert said(again) == said(first)
+    assert {path: path.read_bytes() for path in store.rglob("*.lynx")} == pages
+
+
+def test_the_example_of_the_page(python: Path, model: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "integrations" / "vllm.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"--kv-transfer-config '(.*?)'", page, re.DOTALL)
+    options = json.loads(command)
+    for name, value in options.items():
+        assert f'{name}="{value}"' in code or isinstance(value, dict)
+    assert options["kv_connector_extra_config"] == {"store": re.findall(r'STORE = "(.*)"', code)[0]}
+    folder = shutil.copytree(model, tmp_path / "model")
+    words = {"[UNK]": 0, **{word: number for number, word in enumerate(["It", "is", "a", "truth", "universally"], 1)}}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    for name, value in (("MODEL", folder), ("STORE", tmp_path / "store")):
+        code, count = re.subn(rf'^{name} = ".*"$', f'{name} = "{value}"', code, flags=re.MULTILINE)
+        assert count == 1
+    (tmp_path / "example.py").write_text(code)
+    printed = [
+        re.findall(
+            r"cached tokens: (\d+)",
+            subprocess.run(
+                [python, tmp_path / "example.py"], env=_environment(), check=True, capture_output=True, text=True
+            ).stdout,
+        )
+        for _ in range(2)
+    ]
+    assert printed == [["0"], ["512"]]
