@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lynxq
 from lynxq.errors import ShapeError
-from lynxq.integrations.blobs import FolderStore
+from lynxq.integrations.blobs import FolderStore, open_store
 from lynxq.integrations.vllm import pages
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Load, Plan, Save
@@ -170,6 +170,23 @@ def test_save_and_load(tmp_path):
     for layer, cache in first.caches.items():
         error = rows(first.layout, cache, list(range(12))) - rows(first.layout, second.caches[layer], list(range(12)))
         assert 0 < error.abs().max() < 0.1
+
+
+def test_an_object_store(tmp_path):
+    layout = LAYOUTS["full"]
+    _saved(tmp_path)
+    store = open_store("memory://worker")
+    for seed, plan in ((0, SAVES), (1, LOADS)):
+        caches = caches_of(layout, seed=seed)
+        worker = Worker(layout, store, 0)
+        worker.register(caches)
+        worker.save(plan)
+        worker.load(plan)
+        worker.close()
+        assert not worker.take_failed()
+    other = Rank(tmp_path, seed=1)
+    other.worker.load(LOADS)
+    assert all(torch.equal(caches[layer], other.caches[layer]) for layer in layout.layers)
 
 
 def _flip(path: Path) -> None:

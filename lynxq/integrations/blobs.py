@@ -89,7 +89,7 @@ class FsspecStore(BlobStore):
         try:
             import fsspec
         except ImportError:
-            raise MissingLibraryError(f"the store {shown(url)} needs fsspec: pip install lynxq[remote]") from None
+            raise MissingLibraryError(f"the store {shown(url)} needs fsspec: pip install 'lynxq[remote]'") from None
         self._system, root = fsspec.core.url_to_fs(url, **options)
         self._root = root.rstrip("/")
 
