@@ -37,6 +37,7 @@ from tests.containers import (
     frame,
     frames,
     readings,
+    runs,
     spans,
     stored,
     stored_split,
@@ -144,7 +145,7 @@ def test_some_names_ask_for_their_own_pages(store):
     lynxq.load("recorded://kv.lynx", names=["v"])
     own = [(each.begin, each.end) for each in frames(DATA) if each.tensor == 1]
     _, *asked = ranges()
-    assert sorted(asked) == sorted(remote.merged(own))
+    assert sorted(asked) == sorted(runs(own))
     assert len(asked) == 2
 
 
@@ -167,9 +168,9 @@ def test_token_ranges_ask_for_the_pages_that_they_need(store, tier, tokens):
         and each.kind <= (tier == "full")
         and max(tokens[0], 8 * each.page) < min(tokens[1], 8 * each.page + 8)
     ]
-    wanted = [part for part in remote.merged(pages) if part[1] > remote.HEAD]
+    wanted = [part for part in runs(pages) if part[1] > remote.HEAD]
     assert sorted(separately) == wanted
-    assert sorted(together) == remote.merged(pages)
+    assert sorted(together) == runs(pages)
     truth = decoded(TENSORS["k"], tier)[slice(*tokens)]
     assert alone.tobytes() == again.tobytes() == truth.tobytes()
 
@@ -190,7 +191,7 @@ def test_large_reads_are_asked_for_in_parts(store, monkeypatch):
     found = lynxq.load("recorded://kv.lynx", tier="anchor")
     asked = ranges()[1:]
     assert max(end - begin for begin, end in asked) == 20_000
-    assert remote.merged(asked) == [(HEADER, anchors_end(DATA))]
+    assert runs(asked) == [(HEADER, anchors_end(DATA))]
     assert len(asked) == -(-(anchors_end(DATA) - HEADER) // 20_000)
     assert found["v"].tobytes() == decoded(TENSORS["v"], "anchor").tobytes()
 
