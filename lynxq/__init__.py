@@ -1,8 +1,7 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names. The submodules `backends`, `baselines`, `calibration`, `errors`,
-`evaluate`, `lab`, `latency`, `metrics`, `naming`, `paged`, `plots`, `speculative`, `synthetic` and `testing` are public
-too, and imported when first used; so is the function `calibrate`.
+The public surface is what this module names. The submodules that `_SUBMODULES` lists are public too, and imported when
+first used; so is the function `calibrate`.
 """
 
 import sys as _sys
@@ -53,13 +52,28 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "calibration", "errors", "evaluate", "lab", "latency", "metrics", "naming"),
-    *("paged", "plots", "speculative", "synthetic", "testing"),
+    "backends",
+    "baselines",
+    "calibration",
+    "e2e",
+    "errors",
+    "evaluate",
+    "integrations",
+    "lab",
+    "latency",
+    "metrics",
+    "naming",
+    "paged",
+    "plots",
+    "speculative",
+    "stream",
+    "synthetic",
+    "testing",
 )
 
 
 def __getattr__(name: str) -> object:
-    """Import a public submodule, or what is in one, when it is first used."""
+    """Import a public submodule when it is first used."""
     if name == "calibrate":
         from lynxq.calibration import calibrate
 

@@ -68,8 +68,20 @@ class ModelError(LynxqError, ValueError):
     """A language model cannot be loaded, or is of a kind that lynxq cannot look into."""
 
 
+class UnsupportedCacheError(LynxqError, ValueError):
+    """The KV cache of an engine is of a kind that an integration does not handle."""
+
+
 class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
+
+
+class CacheNotReadyError(LynxqError, RuntimeError):
+    """A forward pass needs an anchor that has not arrived, or never will; see :class:`ProgressiveCache`."""
+
+
+class WorkerError(LynxqError, RuntimeError):
+    """A process of the end-to-end demonstration has failed or ended."""
 
 
 class TensorFileError(LynxqError):
@@ -178,3 +190,55 @@ class SegmentError(ContainerError):
 
 class IdentityError(ContainerError):
     """The container is sound, but it is not what the caller expects."""
+
+
+# --- transfers -------------------------------------------------------------------------------------
+
+
+class TransferError(LynxqError):
+    """Base of everything that can go wrong with a transfer."""
+
+
+class ProtocolError(TransferError):
+    """The peer broke a rule of the wire, or its bytes were damaged on the way: the connection is of no more use."""
+
+
+class PeerError(TransferError):
+    """The peer ended the connection, and said why."""
+
+
+class RequestError(TransferError):
+    """A request ended before all of its pages were here.
+
+    Attributes
+    ----------
+    name : str
+        What was asked for.
+    code : int
+        Why; a code of docs/wire.md.
+    """
+
+    def __init__(self, name: str, code: int, reason: str) -> None:
+        super().__init__(f"the request for {name!r} ended: {reason}")
+        self.name = name
+        self.code = code
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return type(self), (self.name, self.code, self.reason)
+
+
+class SourceFailedError(TransferError):
+    """A source of pages cannot go on."""
+
+
+class IncompleteError(TransferError):
+    """Pages are asked for that have not arrived, or that arrived damaged each time."""
+
+
+class ConnectionLostError(TransferError, ConnectionError):
+    """The connection was lost, and could not be made again."""
+
+
+class SilenceError(ConnectionLostError, TimeoutError):
+    """The peer said nothing, or took nothing, for longer than is allowed."""

@@ -43,6 +43,8 @@ _STYLES: dict[Tier, tuple[str, float, str, str, str]] = {
 _FONT = 8.5
 #: Marks closer than this many points share a label.
 _SAME = 2.5
+#: Letters in a line of a label; one that is wider than its panel would have no place.
+_WIDEST = 48
 #: Heights that lossless marks take in turn, to leave each other's labels room.
 _STEPS = 3
 #: More marks than this in a panel need the width of the page.
@@ -217,7 +219,7 @@ def save(path: PathLike, figure: Figure) -> None:
     ----------
     path : path
     figure : matplotlib.figure.Figure
-        One figure gives one file: versions and dates are left out of PNG, SVG and PDF.
+        One figure gives one file in PNG and PDF: versions and dates are left out.
 
     Raises
     ------
@@ -231,7 +233,7 @@ def save(path: PathLike, figure: Figure) -> None:
     from lynxq.container.atomic import replacing
 
     kind = image_format(path)
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}}.get(kind)
     image = BytesIO()
     figure.savefig(image, format=kind, dpi=150, metadata=metadata)
     with replacing(path) as file:
@@ -333,7 +335,7 @@ def _labels(axes: Axes, placed: Sequence[tuple[Mark, float]]) -> None:
         axes,
         [group[0][0].x for group in groups],
         [group[0][1] for group in groups],
-        [", ".join(dict.fromkeys(mark.label for mark, _ in group)) for group in groups],
+        [fill(", ".join(dict.fromkeys(mark.label for mark, _ in group)), _WIDEST) for group in groups],
         x_scatter=[mark.x for mark, _ in placed],
         y_scatter=[height for _, height in placed],
         scatter_sizes=[(_STYLES[mark.tier][1] / 2 + 0.5) * axes.figure.dpi / 72 for mark, _ in placed],  # pixels

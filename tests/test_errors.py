@@ -20,6 +20,8 @@ def example(kind):
         return kind(3, (1, 2))
     if kind is errors.TruncatedError:
         return kind("a thing", 9, 4)
+    if kind is errors.RequestError:
+        return kind("prompt", 3, "the source failed")
     return kind("one sentence, got 5")
 
 

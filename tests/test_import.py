@@ -8,7 +8,10 @@ import pytest
 
 import lynxq
 
-HEAVY = ("torch", "ml_dtypes", "numba", "hypothesis", "typer", "rich", "safetensors", "cupy", "matplotlib")
+HEAVY = (
+    *("torch", "ml_dtypes", "numba", "hypothesis", "typer", "rich", "safetensors", "cupy", "matplotlib"),
+    *("fsspec", "zarr", "numcodecs", "dask"),
+)
 
 
 def in_a_process(code):

@@ -8,7 +8,8 @@ import sys
 import typer
 
 import lynxq
-from lynxq.cli import calibrate, console, convert, evaluation, inspect
+from lynxq.cli import calibrate, console, convert, evaluation, inspect, lab
+from lynxq.cli.e2e import e2e
 
 app = typer.Typer(
     name="lynxq",
@@ -36,6 +37,8 @@ _COMMANDS = (convert.encode, convert.decode, inspect.info, inspect.verify, calib
 for _command in (*_COMMANDS, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
+app.add_typer(lab.app)
+app.command()(e2e)
 
 
 def main() -> None:

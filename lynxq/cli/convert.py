@@ -13,6 +13,7 @@ import lynxq
 from lynxq import Params, naming
 from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
+from lynxq.cli.places import Container, Residual
 from lynxq.layout import Tier
 from lynxq.tensorfile import open_tensors, save_tensors
 
@@ -132,12 +133,10 @@ def encode(
 
 
 def decode(
-    source: Annotated[Path, typer.Argument(help="container (.lynx)", exists=True, dir_okay=False)],
+    source: Container,
     output: Annotated[Path, typer.Option("--output", "-o", help="safetensors file to write")],
     tier: Annotated[TierName, typer.Option(help="full needs the residual, anchor does not read it")] = TierName.full,
-    residual: Annotated[
-        Path | None, typer.Option(help="residual file of a split container", exists=True, dir_okay=False)
-    ] = None,
+    residual: Residual = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; the stored one by default")] = None,
     backend: Annotated[str | None, typer.Option(help="backend; changes speed, never bits")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing output")] = False,
@@ -146,15 +145,17 @@ def decode(
 
     Example: lynxq decode kv.lynx -o kv.safetensors --tier anchor
     """
-    console.new_file(output, force=force, source=source)
+    console.new_file(output, force=force, source=source if isinstance(source, Path) else None)
     name: Tier = tier.value
     with lynxq.open(source, residual=residual) as reader:
         tensors = {}
         total = sum(tensor.tier_size(name) for tensor in reader.values())
-        with console.progress(f"decoding {source.name} ({name})", total) as advance:
-            for key, tensor in reader.items():
-                tensors[key] = tensor.decode(name, dtype=dtype, backend=backend)
-                advance(tensor.tier_size(name))
+        with console.progress(f"decoding {source} ({name})", total) as advance:
+            for batch in reader.batches(reader, name):
+                with reader.fetched(batch, name):
+                    for key in batch:
+                        tensors[key] = reader[key].decode(name, dtype=dtype, backend=backend)
+                        advance(reader[key].tier_size(name))
         save_tensors(output, tensors, reader.metadata)
     size = console.size(output.stat().st_size)
     console.out.print(f"{console.plain(output)}: {len(tensors)} tensors, {size}", soft_wrap=True)

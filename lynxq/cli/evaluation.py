@@ -59,7 +59,7 @@ def _chosen(methods: str) -> list[str]:
         return [name.strip() for name in methods.split(",")]
     missing = [name for name, method in evaluate.METHODS.items() if not method.available]
     if missing:
-        console.err.print(f"left out, for want of the extra lynxq[baselines]: {', '.join(missing)}")
+        console.err.print(f"left out, for want of the extra `baselines`: {', '.join(missing)}")
     return [name for name in evaluate.METHODS if name not in missing]
 
 

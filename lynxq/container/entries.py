@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import RawIOBase
 from typing import Any, BinaryIO
@@ -40,6 +40,27 @@ class Entry:
         if payload is not None and checksum(payload) != known[page]:
             raise WriterError(f"{stream} page {page} was damaged in a temporary file, or shared by two threads")
         return known[page]
+
+    def frame(
+        self, stream: Stream, tensor: int, page: int, segment: int, anchor: int | None = None
+    ) -> tuple[FrameHeader, Buffer]:
+        """Header and payload of the frame of one page.
+
+        Parameters
+        ----------
+        stream : {"anchor", "residual"}
+        tensor, page : int
+            Position of this tensor in its segment, and page of it.
+        segment : int
+            Identity of the segment.
+        anchor : int, optional
+            Checksum of the anchor page that a residual page refines, where it is known.
+        """
+        payload = self.page(stream, page)
+        own, refined = self.checksum(stream, page, payload), 0
+        if stream == "residual":
+            refined = self.checksum("anchor", page) if anchor is None else anchor
+        return FrameHeader(KINDS[stream], tensor, page, len(payload), own, refined, segment), payload
 
     def page_checksums(self) -> dict[Stream, list[int]]:
         """Checksums of all pages."""
@@ -89,20 +110,25 @@ def header_of(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None, 
     return Header.of(metadata or {}, {name: entry.layout for name, entry in entries.items()}, streams)
 
 
-def write_streams(
-    file: BinaryIO | RawIOBase, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]
-) -> None:
-    """Write the frames of some streams, tensor by tensor and page by page."""
+def frames_of(
+    header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]
+) -> Iterator[tuple[FrameHeader, Buffer]]:
+    """Headers and payloads of the frames of some streams, tensor by tensor and page by page."""
     anchors: dict[tuple[int, int], int] = {}
     for stream in streams:
         for index, entry in enumerate(entries.values()):
             for page in range(entry.layout.pages):
-                payload = entry.page(stream, page)
-                own, anchor = entry.checksum(stream, page, payload), 0
+                # Anchors that are written elsewhere, as those of a split container, are not known here.
+                frame, payload = entry.frame(stream, index, page, header.identity, anchors.get((index, page)))
                 if stream == "anchor":
-                    anchors[index, page] = own
-                else:  # the anchors are written elsewhere if the container is split
-                    anchor = anchors.get((index, page)) or entry.checksum("anchor", page)
-                frame = FrameHeader(KINDS[stream], index, page, len(payload), own, anchor, header.identity)
-                write_all(file, frame.pack())
-                write_all(file, payload)
+                    anchors[index, page] = frame.payload
+                yield frame, payload
+
+
+def write_streams(
+    file: BinaryIO | RawIOBase, header: Header, entries: Mapping[str, Entry], streams: Sequence[Stream]
+) -> None:
+    """Write the frames of some streams, tensor by tensor and page by page."""
+    for frame, payload in frames_of(header, entries, streams):
+        write_all(file, frame.pack())
+        write_all(file, payload)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from lynxq import arrays, dtypes
 from lynxq.arguments import choice, integer, span
@@ -15,6 +12,7 @@ from lynxq.codec import decode_anchor, decode_full
 from lynxq.container.segments import Segment
 from lynxq.encoded import Encoded
 from lynxq.errors import MissingResidualError, ShapeError
+from lynxq.format.assembler import Assembler
 from lynxq.format.frames import HEADER_SIZE, KINDS, FrameHeader
 from lynxq.format.header import frame_offset
 from lynxq.layout import Layout, Stream, Tier
@@ -92,6 +90,10 @@ class StoredTensor:
         """Number of segments."""
         return len(self._parts)
 
+    def segment_layout(self, segment: int) -> Layout:
+        """Layout of the tokens that are in one segment."""
+        return self._part(segment).layout
+
     @property
     def has_residual(self) -> bool:
         """Whether the container declares a residual stream; a truncated one may not have all of it."""
@@ -151,26 +153,30 @@ class StoredTensor:
 
     def _gather(self, part: _Part, tier: Tier, start: int, stop: int) -> Encoded:
         """Copy pages out of their frames and check the copies, so that what was checked cannot change."""
-        whole = (start, stop) == (0, part.layout.pages)
-        layout = part.layout if whole else part.layout.narrowed(start, stop)
-        streams: dict[Stream, Any] = {}
-        anchors: dict[int, int] = {}
+        assembler = Assembler(part.layout, start, stop)
         names: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
         for stream in names:
-            frames = list(self._frames(part, stream, start, stop))  # sizes are checked before memory is taken
-            target = np.empty(layout.stream_size(stream), np.uint8)
-            offset = 0
-            for page, frame, payload in frames:
-                copy = target[offset : offset + len(payload)]
-                copy[:] = np.frombuffer(payload, np.uint8)
-                frame.check_payload(copy)
-                if stream == "anchor":
-                    anchors[page] = frame.payload
-                else:
-                    frame.check_anchor(anchors[page])
-                offset += len(payload)
-            streams[stream] = target
-        return Encoded(layout, streams["anchor"], streams.get("residual"))
+            # A list: sizes are checked before memory is taken.
+            for _, frame, payload in list(self._frames(part, stream, start, stop)):
+                assembler.put(frame, payload)
+        return assembler.encoded(tier, start, stop)
+
+    def frame(self, stream: Stream, page: int, *, segment: int | None = None) -> tuple[FrameHeader, memoryview]:
+        """The frame of one page as it lies in the container: its header, and its payload, checked and not copied.
+
+        Parameters
+        ----------
+        stream, page, segment
+            As for :meth:`page`.
+        """
+        choice("stream", stream, Stream)
+        part = self._part(segment)
+        page = integer("page", page, 0, part.layout.pages - 1)
+        _, frame, payload = next(self._frames(part, stream, page, page + 1))
+        frame.check_payload(payload)
+        if stream == "residual":
+            frame.check_anchor(self._anchor_checksum(part, page))
+        return frame, payload
 
     def page(self, stream: Stream, page: int, *, segment: int | None = None) -> memoryview:
         """One page as it lies in the container, checked and not copied.
@@ -189,14 +195,7 @@ class StoredTensor:
             Read-only for a mapped file, and there at an address that is a multiple of 64; valid as long as the
             reader is open.
         """
-        choice("stream", stream, Stream)
-        part = self._part(segment)
-        page = integer("page", page, 0, part.layout.pages - 1)
-        _, frame, payload = next(self._frames(part, stream, page, page + 1))
-        frame.check_payload(payload)
-        if stream == "residual":
-            frame.check_anchor(self._anchor_checksum(part, page))
-        return payload
+        return self.frame(stream, page, segment=segment)[1]
 
     def check(self, stream: Stream, segment: int) -> Iterator[int]:
         """Compare one stream of a segment with its checksums, page by page; yields the bytes done.

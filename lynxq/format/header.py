@@ -35,6 +35,8 @@ MAX_STREAMS = 64
 _PREAMBLE = struct.Struct("<8sBBHIQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _STREAM = struct.Struct("<HHIQ")
+#: Bytes of a row of the stream table.
+STREAM_SIZE = _STREAM.size
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Preamble:
             raise LimitError(f"a header must be at most {MAX_HEADER} bytes, got {result.header_size}")
         if streams > MAX_STREAMS:
             raise LimitError(f"a segment must have at most {MAX_STREAMS} streams, got {streams}")
-        expected = align(PREAMBLE_SIZE + streams * _STREAM.size + result.description_size, ALIGNMENT)
+        expected = align(PREAMBLE_SIZE + streams * STREAM_SIZE + result.description_size, ALIGNMENT)
         if result.header_size != expected:
             raise HeaderError(f"header size must be {expected} for its parts, got {result.header_size}")
         return result
@@ -148,12 +150,17 @@ class Header:
     @cached_property
     def size(self) -> int:
         """Bytes of the header."""
-        return align(PREAMBLE_SIZE + len(self.streams) * _STREAM.size + len(self.description), ALIGNMENT)
+        return align(PREAMBLE_SIZE + len(self.streams) * STREAM_SIZE + len(self.description), ALIGNMENT)
 
     @cached_property
     def segment_size(self) -> int:
         """Bytes of the segment: header and all streams."""
         return self.size + sum(size for _, size in self.streams)
+
+    @property
+    def stream_names(self) -> tuple[Stream, ...]:
+        """The streams of known kinds."""
+        return tuple(STREAMS[kind] for kind, _ in self.streams if kind in STREAMS)
 
     @cached_property
     def tensor_offsets(self) -> Mapping[Stream, Mapping[str, int]]:
@@ -214,12 +221,12 @@ class Header:
             raise HeaderChecksumError("the checksum of a segment header does not match its bytes")
         streams = []
         for index in range(preamble.streams):
-            kind, reserved, reserved_too, size = _STREAM.unpack_from(view, index * _STREAM.size)
+            kind, reserved, reserved_too, size = _STREAM.unpack_from(view, index * STREAM_SIZE)
             if reserved or reserved_too:
                 raise ReservedError(f"reserved fields of stream {kind} must be zero, got {reserved or reserved_too:#x}")
             check_kind(kind)
             streams.append((kind, size))
-        begin = preamble.streams * _STREAM.size
+        begin = preamble.streams * STREAM_SIZE
         end = begin + preamble.description_size
         metadata, tensors = unpack_description(view[begin:end])
         header = cls(metadata, tensors, tuple(streams), preamble.minor)

@@ -1,0 +1,219 @@
+"""The tables and the picture of docs/e2e.md, from the results of bench/e2e.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from environment import RESULTS
+
+from lynxq.e2e import Outcome, schemes, timeline
+
+DOCS = Path(__file__).parent.parent / "docs"
+#: Final tokens of a run.
+NEW = 64
+
+
+def times_of(o: Outcome) -> tuple[float | None, ...]:
+    return o.first_drafted, o.first_final, o.until(32), o.until(64)
+
+
+def outcomes(result: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Outcome]]:
+    for row in result["rows"]:
+        yield row, Outcome.from_dict(row)
+
+
+def machine(result: dict[str, Any]) -> str:
+    where = result["environment"]
+    load = "" if result["load_before"] is None else f", load {result['load_before']:.1f} at the start"
+    return f"{where['processor']}, {where['system']}, commit `{where['commit']}`{load}"
+
+
+def grouped(result: dict[str, Any]) -> dict[tuple[int, float | None, float], list[tuple[dict[str, Any], Outcome]]]:
+    """Runs by prompt, link and temperature."""
+    groups: dict[tuple[int, float | None, float], list[tuple[dict[str, Any], Outcome]]] = {}
+    for row, o in outcomes(result):
+        groups.setdefault((o.job.prompt_tokens, row["link"], o.job.temperature), []).append((row, o))
+    return groups
+
+
+def seconds(at: float | None) -> str:
+    return "–" if at is None else f"{at:.2f}"
+
+
+def yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "–"}[value]
+
+
+def tables(result: dict[str, Any]) -> list[str]:
+    """A table for each prompt and link."""
+    reference = result["reference"]
+    lines = [
+        (
+            f"{result['model']}. {machine(result)}. A step of decoding takes {1e3 * reference['step']:.0f} ms with "
+            f"{reference['tokens']} tokens, whose BF16 cache has {reference['bf16_bytes'] / 1e6:.1f} MB. "
+            "Times in seconds."
+        ),
+        "",
+    ]
+    for (prompt, link, heat), group in grouped(result).items():
+        rate = group[0][1].job.rate
+        name = "no limit" if link is None or rate is None else f"like {link:g} Gbit/s: {rate / 1e6:.2f} MB/s"
+        drawn = f", sampled at temperature {heat:g}" if heat else ""
+        lines += [
+            f"**{prompt} tokens, {name}{drawn}**",
+            "",
+            "| transfer | MB | first token | first final | 32 final | 64 final | kept of drafted | as full | as BF16 |",
+            "|---|---:|---:|---:|---:|---:|---:|---|---|",
+        ]
+        for row, o in group:
+            kept = f"{o.accepted} / {o.drafted}" if o.drafted else "–"
+            lines.append(
+                f"| {schemes.get(o.job.method).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
+                + " | ".join(seconds(at) for at in times_of(o))
+                + f" | {kept} | {yes(o.same_as_full)} | {yes(row.get('same_as_bf16'))} |"
+            )
+        lines.append("")
+    return lines
+
+
+def goals(result: dict[str, Any]) -> list[str]:
+    """What was to be reached, group by group."""
+    lines = [
+        (
+            "| tokens, link | first token / INT4 (≤ 1.15) | first token / INT8 (≤ 0.65) "
+            "| first final − INT8's, in verifications (≤ 1) | 64 final / INT8 (< 1) |"
+        ),
+        "|---|---:|---:|---:|---:|",
+    ]
+    for (prompt, link, heat), group in grouped(result).items():
+        found = {o.job.method: o for _, o in group if not o.error}
+        if heat or not {"lynx", "int4", "int8"} <= set(found):
+            continue
+        lynx, int4, int8 = (found[name] for name in ("lynx", "int4", "int8"))
+        late = (lynx.first_final - int8.first_final) / verification(lynx, result)
+        lines.append(
+            f"| {prompt}, {'no limit' if link is None else f'like {link:g} Gbit/s'} "
+            f"| {lynx.first_drafted / int4.first_drafted:.2f} | {lynx.first_drafted / int8.first_drafted:.2f} "
+            f"| {late:.2f} | {lynx.until(64) / int8.until(64):.2f} |"
+        )
+    return lines
+
+
+def verification(o: Outcome, result: dict[str, Any]) -> float:
+    """Seconds of the verification of a run, without waiting; of one token more than nothing if nothing was drafted."""
+    return o.verify_seconds or result["reference"]["step"]
+
+
+def losslessness(result: dict[str, Any], many: dict[str, Any] | None) -> list[str]:
+    """How many runs gave the tokens of the full reconstruction, and how much was accepted."""
+    rows = list(outcomes(result)) + (list(outcomes(many)) if many else [])
+    lynx = [(row, o) for row, o in rows if o.job.method.startswith("lynx") and not o.error]
+    greedy = [(row, o) for row, o in lynx if not o.job.temperature]
+    sampled = [o for _, o in lynx if o.job.temperature]
+    drafted, kept = sum(o.drafted for _, o in greedy), sum(o.accepted for _, o in greedy)
+    prompts = {(row.get("start", -1), o.job.prompt_tokens) for row, o in greedy}
+    ties = sum(bool(o.tie) for _, o in greedy)
+    rounding = max((o.rounding for _, o in greedy if o.rounding is not None), default=0.0)
+    lines = [
+        "| | |",
+        "|---|---:|",
+        f"| greedy runs of Lynx, and prompts | {len(greedy)}, {len(prompts)} |",
+        (
+            f"| … whose {NEW} tokens are those of step by step decoding from the full reconstruction "
+            f"| {sum(bool(o.same_as_full) for _, o in greedy)} |"
+        ),
+        f"| … which differ at a tie of two logits | {ties} |",
+        f"| largest difference of a logit between one pass and a pass for each token | {rounding:.1e} |",
+        f"| … whose tokens are those from the BF16 cache | {sum(bool(row.get('same_as_bf16')) for row, _ in greedy)} |",
+        f"| tokens drafted and kept, greedy | {kept} of {drafted} ({kept / max(1, drafted):.1%}) |",
+        f"| acceptance of a token, those before it kept | {token_rate(o for _, o in greedy):.1%} |",
+        (
+            f"| sampled runs, and those that a replay over an independent reconstruction repeats "
+            f"| {len(sampled)}, {sum(bool(o.same_as_full) for o in sampled)} |"
+        ),
+    ]
+    if sampled:
+        drafted, kept = sum(o.drafted for o in sampled), sum(o.accepted for o in sampled)
+        lines.append(f"| tokens drafted and kept, sampled | {kept} of {drafted} ({kept / max(1, drafted):.1%}) |")
+    return lines
+
+
+def token_rate(found: Iterable[Outcome]) -> float:
+    """Accepted tokens over those that were judged: a token after a rejected one was not."""
+    found = list(found)
+    kept = sum(o.accepted for o in found)
+    return kept / max(1, kept + sum(o.accepted < o.drafted for o in found))
+
+
+def encoding(result: dict[str, Any]) -> list[str]:
+    """What encoding while sending costs, beside encoding before."""
+    found: dict[str, list[float]] = {}
+    for row, o in outcomes(result):
+        if (o.job.prompt_tokens, row["link"], o.job.temperature) == (2048, 25.0, 0.0) and o.anchor_at:
+            found.setdefault(o.job.method, []).append(o.anchor_at)
+    work = [
+        sum(s.end - s.begin for s in o.spans if s.what == "encode")
+        for row, o in outcomes(result)
+        if o.job.method == "lynx" and (o.job.prompt_tokens, row["link"]) == (2048, 25.0)
+    ]
+    if not {"lynx", "lynx-encoded"} <= set(found):
+        return []
+    lynx, before = statistics.median(found["lynx"]), statistics.median(found["lynx-encoded"])
+    return [
+        (
+            f"All anchors of 2048 tokens are there after {lynx:.3f} s when they are encoded while they are sent, and "
+            f"after {before:.3f} s when they were encoded before. Encoding took {statistics.median(work):.3f} s of "
+            "work in all."
+        )
+    ]
+
+
+def sections(result: dict[str, Any], many: dict[str, Any] | None) -> dict[str, list[str]]:
+    source = ["", "Source: `bench/results/e2e-smollm2.json`" + (", `e2e-lossless-smollm2.json`." if many else ".")]
+    return {
+        "goals": goals(result) + source,
+        "picture": ["![Who did what when](e2e-timeline.png)"],
+        "tables": tables(result),
+        "lossless": losslessness(result, many) + source,
+        "encoding": encoding(result),
+    }
+
+
+def read(name: str) -> dict[str, Any] | None:
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def report(*, check: bool) -> None:
+    page = DOCS / "e2e.md"
+    text = page.read_text(encoding="utf-8")
+    result = read("e2e-smollm2.json")
+    if result is None:
+        sys.exit("there are no results yet: python bench/e2e.py --text FILE")
+    for name, lines in sections(result, read("e2e-lossless-smollm2.json")).items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            sys.exit(f"docs/e2e.md must have the section {name!r} once")
+        body = "\n".join(lines).strip()
+        text = pattern.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
+    if check:
+        if page.read_text(encoding="utf-8") != text:
+            sys.exit("docs/e2e.md is not what bench/e2e.py --report writes")
+        return
+    page.write_text(text, encoding="utf-8")
+    draw(result)
+
+
+def draw(result: dict[str, Any]) -> None:
+    """The picture of the page: one prompt, one link, all transfers."""
+    chosen = grouped(result).get((2048, 25.0, 0.0)) or next(iter(grouped(result).values()))
+    shown = [o for _, o in chosen if o.job.method in {"bf16", "int8", "int4", "lynx"}]
+    rate = shown[0].job.rate
+    link = "no limit" if rate is None else f"{rate / 1e6:.2f} MB/s"
+    timeline.draw(shown, DOCS / "e2e-timeline.png", title=f"{shown[0].job.prompt_tokens} tokens, {link}")

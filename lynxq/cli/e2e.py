@@ -1,0 +1,172 @@
+"""``lynxq e2e``: two processes, a slow link, and tokens that appear."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lynxq.cli import console
+
+_DEFAULT = "bf16,int8,int4,kivi4,lynx"
+#: What the prompt is made of where no text is given; repeated until it is long enough.
+_TEXT = (
+    "The river rose in the night, and by morning the lower road was gone. Nobody in the village was surprised: the old "
+    "people had said so for a week, and the ferryman had taken his boat up to the mill. What surprised them was the "
+    "letter. It came with the first wagon over the hill, addressed to no one, and it began with a question. "
+)
+
+
+class Display:
+    """Both streams filling, and the tokens of the run that is going on."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._state: dict[str, Any] = {}
+        live = console.err.is_terminal
+        self._live = Live(self, console=console.err, refresh_per_second=12, transient=True) if live else None
+
+    @property
+    def context(self) -> AbstractContextManager[Any]:
+        """Shows it as long as it is open; nothing where there is no terminal."""
+        return self._live or nullcontext()
+
+    def watch(self, message: dict[str, Any]) -> None:
+        """Take a message of a session."""
+        if message["kind"] == "progress":
+            self._state = message
+
+    def to(self, title: str) -> Self:
+        """Begin anew for another run."""
+        self._title, self._state = title, {}
+        return self
+
+    def __rich__(self) -> Group:
+        state = self._state
+        bars = Table.grid(padding=(0, 1))
+        for name in ("anchor", "residual"):
+            done, total = state.get(name, (0, 0))
+            if total:
+                bars.add_row(name, ProgressBar(total=total, completed=done, width=50), console.size(done))
+        head = Text(f"{self._title}  {state.get('seconds', 0.0):.1f} s", style="bold")
+        final, draft = state.get("final_text", ""), state.get("draft_text", "")
+        words = Text(console.plain(final))
+        if not final and draft:
+            words = Text(console.plain(draft), style="dim italic")
+        return Group(head, bars, words)
+
+
+def e2e(
+    text: Annotated[
+        Path | None, typer.Option(help="Text whose beginning is the prompt.", exists=True, dir_okay=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or .gguf file of a model; SmolLM2-135M-Instruct by default.")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", "-t", min=2, help="Tokens of the prompt.")] = 1024,
+    new: Annotated[int, typer.Option("--new", "-n", min=1, help="Tokens to generate.")] = 64,
+    methods: Annotated[str, typer.Option(help="Transfers to compare, with commas between them.")] = _DEFAULT,
+    like: Annotated[
+        float, typer.Option(min=0.1, help="Slow the link down to what so many Gbit/s are to the paper's model.")
+    ] = 25.0,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="MB/s of the link, instead of --like.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampled decoding.")] = 0,
+    approximate: Annotated[
+        bool, typer.Option("--allow-approximate", help="Go on from the anchor if the residual never comes.")
+    ] = False,
+    results: Annotated[Path | None, typer.Option("--json", help="Write all results there.")] = None,
+    picture: Annotated[Path | None, typer.Option("--png", help="Draw there who did what when.")] = None,
+) -> None:
+    """Send a real model's cache from one process to another, and compare when its tokens are there.
+
+    Lynx drafts from the anchor while the residual is in flight, verifies when it is there, and goes on. The others wait
+    for their cache. All use the same transport, and each can use a layer as soon as it is there.
+    """
+    words = text.read_text(encoding="utf-8") if text else _TEXT * (1 + tokens // 40)
+    options = {
+        "prompt_tokens": tokens,
+        "new_tokens": new,
+        "temperature": temperature,
+        "seed": seed,
+        "cap": min(64, new),
+        "allow_approximate": approximate,
+    }
+    names = [name.strip() for name in methods.split(",")]
+    outcomes, link = asyncio.run(_compare(words, model, names, (like, rate), options))
+    if results is not None:
+        results.write_text(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1), encoding="utf-8")
+    if picture is not None:
+        from lynxq.e2e import timeline
+
+        timeline.draw(outcomes, picture, title=f"{tokens} tokens, {link / 1e6:.2f} MB/s")
+    console.out.print(_table(outcomes, new))
+    console.out.print(f"link: {link / 1e6:.2f} MB/s; the prompt has {tokens} tokens", soft_wrap=True)
+    if any(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+async def _compare(
+    words: str, model: str | None, names: list[str], speed: tuple[float, float | None], options: dict[str, Any]
+) -> tuple[list[Any], float]:
+    from lynxq.e2e import Job, Session, links, schemes
+
+    like, rate = speed
+    tokens = options["prompt_tokens"]
+    titles = {name: schemes.get(name).title for name in names}
+    jobs = {name: Job(method=name, **options) for name in names}  # refused before any work
+    display = Display("loading the model in two processes")
+    outcomes = []
+    with display.context:
+        async with Session(model, watcher=display.watch) as session:
+            ids = await session.tokens(words)
+            if len(ids) < tokens:
+                raise console.UsageError(f"the text has {len(ids)} tokens, the prompt needs {tokens}")
+            display.to(f"computing the cache of {tokens} tokens")
+            await session.prefill(ids[:tokens])
+            step = (await session.costs(tokens - 1))["step"]
+            link = rate * 1e6 if rate else links.rate(like, await session.cache_bytes(tokens - 1), step)
+            for name, job in jobs.items():
+                display.to(titles[name])
+                outcome = await session.run(job.at(link))
+                outcomes.append(outcome)
+                if outcome.error:
+                    console.fail(f"{titles[name]}: {outcome.error}")
+    return outcomes, link
+
+
+def _table(outcomes: list[Any], new: int) -> Table:
+    from lynxq.e2e import schemes
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("transfer")
+    some = min(32, new)
+    for heading in ("MB", "first token", "first final", f"{some} final", f"{new} final", "kept", "as full", "as BF16"):
+        table.add_column(heading, justify="right")
+    exact = next((o.tokens for o in outcomes if o.job.method == "bf16" and not o.error), None)
+    for outcome in outcomes:
+        marks = {True: "yes", False: "no", None: "-"}
+        same = None if exact is None or outcome.error else outcome.tokens == exact
+        table.add_row(
+            schemes.get(outcome.job.method).title + (" (approximate)" if outcome.approximate else ""),
+            f"{(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f}",
+            *(_seconds(at) for at in (outcome.first_drafted, outcome.first_final)),
+            *(_seconds(outcome.until(count)) for count in (some, new)),
+            f"{outcome.accepted}/{outcome.drafted}" if outcome.drafted else "-",
+            marks[outcome.same_as_full],
+            marks[same],
+        )
+    return table
+
+
+def _seconds(at: float | None) -> str:
+    return "-" if at is None else f"{at:.2f} s"

@@ -1,0 +1,97 @@
+"""The prefill process: computes the cache of a prompt, and sends it or beginnings of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from lynxq import backends, lab
+from lynxq.arrays import Array
+from lynxq.e2e import schemes
+from lynxq.e2e.worker import Worker, only_cpu, start
+from lynxq.stream import Source
+from lynxq.stream.tcp import Server, TokenBucket, serve
+
+#: Tokens that the model reads at a time; the memory of attention grows with them.
+_CHUNK = 1024
+
+
+class Prefill(Worker):
+    """Commands: ``prefill``, ``serve``, ``stop``."""
+
+    def __init__(self, source: str | None) -> None:
+        super().__init__()
+        self._source = source
+        self._tensors: dict[str, Array] = {}
+        self._servers: dict[int, tuple[Server, Source]] = {}
+        self._ready_made: dict[tuple[str, int], Source] = {}
+
+    def prepare(self) -> None:
+        """Load the model."""
+        self._model = lab.load(self._source)
+        backends.warmup("bfloat16")
+
+    async def on_prefill(self, ids: list[int]) -> dict[str, Any]:
+        """Compute keys and values of all tokens, rounded to bfloat16, with all processors."""
+        self._ready_made.clear()
+        only_cpu(None)
+        begin = time.monotonic()
+        self._tensors = await asyncio.to_thread(self._compute, ids)
+        only_cpu(1)
+        return {"seconds": time.monotonic() - begin, "tokens": len(ids)}
+
+    def _compute(self, ids: list[int]) -> dict[str, Array]:
+        import torch
+
+        only_cpu(None)
+        torch.set_num_threads(max(1, torch.get_num_threads()))
+        cache = lab.empty_cache()
+        for begin in range(0, len(ids), _CHUNK):
+            self._model.forward(torch.tensor([ids[begin : begin + _CHUNK]]), cache, keep=1)
+        return {
+            f"layer.{number}.{kind}": getattr(layer, f"{kind}s").to(torch.bfloat16)
+            for number, layer in enumerate(cache.layers)
+            for kind in ("key", "value")
+        }
+
+    async def on_serve(self, run: int, method: str, tokens: int, rate: float | None) -> dict[str, Any]:
+        """Listen, and send the cache of the first tokens to whoever asks for ``cache``."""
+        if not self._tensors:
+            raise RuntimeError("there is no cache to send yet")
+        source = self._of(method, tokens)
+        bucket = None if rate is None else TokenBucket(rate)
+        server = serve({"cache": source}, bucket=bucket)
+        await server.__aenter__()
+        self._servers[run] = server, source
+        return {"port": server.port}
+
+    def _of(self, method: str, tokens: int) -> Source:
+        """What is sent; ready-made ones are kept, those that encode while they send are made anew."""
+        chosen = schemes.get(method)
+        key = method, tokens
+        if key in self._ready_made:
+            return self._ready_made[key]
+        parts = {name: tensor[:, :, :tokens] for name, tensor in self._tensors.items()}
+        spans = isinstance(chosen, schemes.Lynx) and not chosen.before
+        source = chosen.source(parts, self._encoded if spans else lambda *_: None)
+        if not spans:
+            self._ready_made[key] = source
+        return source
+
+    def _encoded(self, name: str, begin: float, end: float) -> None:
+        self.tell("encoded", name=name, begin=begin, end=end)
+
+    async def on_stop(self, run: int) -> None:
+        """Listen no more for a run."""
+        found = self._servers.pop(run, None)
+        if found is not None:
+            server, source = found
+            await server.close()
+            if source not in self._ready_made.values():
+                await asyncio.to_thread(source.close)
+
+
+if __name__ == "__main__":
+    start(Prefill(sys.argv[1] or None))

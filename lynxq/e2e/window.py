@@ -1,0 +1,126 @@
+"""`Pace`: how much has arrived, how fast, and whether there is time to draft one more token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from lynxq.e2e.generation import Model, Pass
+from lynxq.integrations.hf import ProgressiveCache
+from lynxq.layout import Layout
+from lynxq.speculative import AdaptiveWindow
+from lynxq.stream.tcp import Ready
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What passes over a cache take, in seconds.
+
+    Attributes
+    ----------
+    step : float
+        A pass over one token.
+    token : float
+        Each further token of a pass.
+    """
+
+    step: float
+    token: float
+
+    def verification(self, drafted: int) -> float:
+        """A pass over a draft and the token before it."""
+        return self.step + self.token * drafted
+
+
+def measure(model: Model, layouts: Mapping[str, Layout], dtype: Any, tokens: int = 32) -> Costs:
+    """Measure passes over a cache of such tensors; what is in it does not matter."""
+    import torch
+
+    cache = ProgressiveCache(layouts, dtype=dtype)
+    for name, layout in layouts.items():
+        cache.fill(name, torch.zeros(layout.shape, dtype=dtype))
+    seconds = {}
+    for count in (1, 1, 1, tokens + 1, tokens + 1):  # the first ones warm up
+        begin = time.monotonic()
+        model.forward(torch.zeros((1, count), dtype=torch.long), cache, keep=0)
+        seconds[count] = time.monotonic() - begin
+        cache.truncate(cache.prefix)
+    return Costs(seconds[1], max(0.0, seconds[tokens + 1] - seconds[1]) / tokens)
+
+
+class Pace:
+    """Feeds the adaptive window with what is measured; for two threads.
+
+    Drafting ends early enough for the verification to begin before the residual is complete: its pass through the
+    layers follows the residual, which arrives in the order of layers, and ends a layer after it.
+
+    Parameters
+    ----------
+    layouts : mapping of str to Layout
+        What will arrive.
+    costs : Costs
+        Of passes, until there are measured ones.
+    cap : int
+        Tokens to draft at most.
+    with_residual : bool
+        Whether a residual will arrive.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], costs: Costs, *, cap: int, with_residual: bool) -> None:
+        self._adaptive = AdaptiveWindow(cap=cap)
+        self._costs = costs
+        self._adaptive.token.add(costs.step)
+        self._lock = Lock()
+        self._layouts = layouts
+        self._since: float | None = None
+        self.anchor_bytes = self.residual_bytes = 0
+        sizes = [(one.stream_size("anchor"), one.stream_size("residual")) for one in layouts.values()]
+        self.anchor_total = sum(anchor for anchor, _ in sizes)
+        self.residual_total = sum(residual for _, residual in sizes) if with_residual else 0
+
+    def arrived(self, ready: Ready, now: float) -> None:
+        """Pages are here."""
+        layout = self._layouts[ready.name]
+        size = sum(layout.page_size(ready.stream, page) for page in range(ready.start, ready.stop))
+        with self._lock:
+            if ready.stream == "anchor":
+                self.anchor_bytes += size
+            else:
+                self.residual_bytes += size
+            if self._since is not None:
+                self._adaptive.link.add(size, now - self._since)
+            self._since = now
+
+    @property
+    def anchors_complete(self) -> bool:
+        """Whether all anchors are here."""
+        return 0 < self.anchor_total <= self.anchor_bytes
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is here."""
+        return self.anchors_complete and self.residual_bytes >= self.residual_total
+
+    def took(self, one: Pass) -> None:
+        """Learn from a pass of one token."""
+        if one.tokens == 1:
+            with self._lock:
+                self._adaptive.token.add(max(one.seconds, 1e-6))
+
+    def window(self) -> int:
+        """Tokens to draft from now on, by the references' equation."""
+        with self._lock:
+            return self._adaptive.size(self.residual_total - self.residual_bytes)
+
+    def time_for_one_more(self, drafted: int) -> bool:
+        """Whether the residual takes longer than another token and the verification of all of them."""
+        with self._lock:
+            left = self.residual_total - self.residual_bytes
+            rate = self._adaptive.link.bits_per_second
+            if not left or not rate:
+                return bool(left)
+            verification = self._costs.verification(drafted + 1)
+            return self._adaptive.size(max(0, left - int(verification * rate / 8))) >= 1

@@ -1,0 +1,67 @@
+"""docs/e2e.md has the tables of the committed results."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results" / "e2e-smollm2.json"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import e2e_report
+
+    return e2e_report
+
+
+def test_the_page_is_what_the_report_writes():
+    if not RESULTS.exists():
+        pytest.skip("no results are committed")
+    command = [sys.executable, str(ROOT / "bench" / "e2e.py"), "--report", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def row(method, prompt=2048, link=25.0, **more):
+    job = {"method": method, "prompt_tokens": prompt, "rate": 5e6, "temperature": more.pop("temperature", 0.0)}
+    at = more.pop("at", 1.0)
+    final = [at + 0.01 * i for i in range(64)]
+    times = {"first_drafted": more.pop("drafted_at", at), "first_final": at, "final_at": final, "anchor_at": at}
+    return {"link": link, "job": job, "tokens": list(range(64)), **times, **more}
+
+
+def test_tables_say_what_the_rows_say(bench):
+    tie = {"rounding": 1e-4, "difference": {"place": 3, "gap": 1e-4}}
+    rows = [
+        row("int8", at=10.0, same_as_bf16=False),
+        row("int4", at=5.0),
+        row("lynx", at=10.5, drafted_at=5.5, drafted=40, accepted=39, verify_seconds=1.0, same_as_full=True),
+        row("lynx", at=3.0, drafted=10, accepted=10, same_as_full=False, **tie),
+        row("lynx", at=3.0, temperature=0.8, drafted=10, accepted=8, same_as_full=True),
+        {**row("lynx"), "error": "the link was cut", "final_at": [], "first_final": None},
+    ]  # fmt: skip
+    result = {
+        "rows": json.loads(json.dumps(rows)), "model": "M", "load_before": 0.5,
+        "environment": {"processor": "P", "system": "S", "commit": "c"},
+        "reference": {"step": 0.05, "tokens": 2048, "bf16_bytes": 47_000_000},
+    }  # fmt: skip
+    assert (
+        "like 25 Gbit/s | 0.60 | 0.30 " in bench.goals({**result, "rows": result["rows"][:2] + result["rows"][3:4]})[-1]
+    )
+    line = bench.goals({**result, "rows": result["rows"][:3]})[-1]
+    assert "| 1.10 | 0.55 | 0.50 | 1.05 |" in line
+    table = bench.losslessness(result, None)
+    assert any("prompts | 2, 1 |" in one for one in table)
+    assert any("from the full reconstruction | 1 |" in one for one in table)
+    assert any("at a tie of two logits | 1 |" in one for one in table)
+    assert any("49 of 50 (98.0%)" in one for one in table)
+    assert any("8 of 10 (80.0%)" in one for one in table)
+    assert bench.token_rate([]) == 0
+    shown = "\n".join(bench.tables(result))
+    assert "| Lynx | 0.0 | 5.50 | 10.50 | 10.81 | 11.13 | 39 / 40 | yes | – |" in shown
+    assert "sampled at temperature 0.8" in shown
