@@ -24,9 +24,12 @@ PAGES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def load(kind: str, name: str) -> dict[str, Any]:
-    """A result."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{kind}-{name}.json").read_text(encoding="utf-8"))
+def load(kind: str, name: str) -> dict[str, Any] | None:
+    """A result, if there is one."""
+    path = RESULTS / f"{kind}-{name}.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -34,8 +37,12 @@ def rendered(text: str, page: str, name: str) -> str:
     """A page with the content of every marked section replaced."""
     for section in PAGES[page]:
         kind, lines = SECTIONS[section]
+        file = f"{kind}-{name}.json"
         result = load(kind, name)
-        content = "\n".join([*lines(result), "", source(result, f"{kind}-{name}.json")])
+        if result is None:
+            content = f"Not measured yet: there is no `bench/results/{file}`."
+        else:
+            content = "\n".join([*lines(result), "", source(result, file)])
         pattern = re.compile(rf"(<!-- {section} -->\n).*?(<!-- /{section} -->)", re.DOTALL)
         text, count = pattern.subn(lambda match, content=content: f"{match[1]}\n{content}\n\n{match[2]}", text)
         if count != 1:
@@ -54,11 +61,13 @@ def main() -> None:
         new = rendered(old, page, options.name)
         if options.check and old != new:
             sys.exit(f"docs/{page} is not what bench/results.py writes")
-        path.write_text(new, encoding="utf-8")
-    if not options.check:
+        if not options.check:
+            path.write_text(new, encoding="utf-8")
+    ablation = load("ablation", options.name)
+    if ablation is not None and not options.check:
         from ablation_plots import save
 
-        save(load("ablation", options.name), DOCS / "images", options.name)
+        save(ablation, DOCS / "images", options.name)
 
 
 if __name__ == "__main__":
