@@ -189,8 +189,6 @@ class Run:
         if drafted >= self._wanted:
             return False
         return drafted == 0 or (self._lost is None and self._pace.time_for_one_more(drafted))
-            drafted < self._wanted and self._lost is None and self._pace.time_for_one_more(drafted)
-        )
 
     def _passed(self, trace: Trace) -> None:
         """After each pass: learn how long it took, and whether to go on."""
