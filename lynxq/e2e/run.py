@@ -174,7 +174,7 @@ class Run:
         """Wait until the draft should be read again, or its verification begin."""
         if len(trace.drafted) < self._wanted:
             return False
-        while self._lost is None:
+        while self._lost is None and self._pace.silent(time.monotonic()) < self._job.residual_timeout:
             if self._cancelled:
                 raise _CancelledRun
             answer = self._pace.time_for_revision(len(trace.drafted))
