@@ -1,6 +1,7 @@
 """All measurements, figures and tables in order: python bench/run_all.py --file kv.safetensors.
 
-Takes less than 15 minutes on two cores. Nothing else should run meanwhile.
+Takes less than 15 minutes on two cores, and half an hour more with `--text`, which needs the extra lab. Nothing else
+should run meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def main() -> None:
         "--name", help="of the results on this file; by default what its name has before the first underscore"
     )
     parser.add_argument("--token-axis", type=int, default=0)
+    parser.add_argument("--text", action="append", default=[], help="text for a language model, as in quality_lm.py")
+    parser.add_argument("--calibrate", help="text to calibrate on, as in quality_lm.py")
     options = parser.parse_args()
     file, axis = str(options.file), str(options.token_axis)
     name = options.name or options.file.stem.partition("_")[0]
@@ -41,6 +44,13 @@ def main() -> None:
     _run("peers.py", "--file", file, "--name", name, "--token-axis", axis)
     _run("plots.py", "--name", name)
     _run("report.py")
+    if options.text:
+        if not options.calibrate:
+            parser.error("--text needs --calibrate, a text that is not scored")
+        read = [argument for text in options.text for argument in ("--text", text)]
+        _run("quality_lm.py", "--name", name, *read, "--calibrate", options.calibrate)
+        _run("ablation.py", "--name", name, *read, "--fit", options.calibrate)
+        _run("results.py", "--name", name)
     print(f"all: {time.perf_counter() - start:.0f} s")
 
 

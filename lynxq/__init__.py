@@ -1,8 +1,7 @@
 """lynxq: progressive compression of KV caches (anchor first, residual later).
 
-The public surface is what this module names. The submodules `backends`, `baselines`, `e2e`, `errors`, `evaluate`,
-`integrations`, `lab`, `latency`, `metrics`, `naming`, `paged`, `speculative`, `stream`, `synthetic` and `testing` are
-public too, and imported when first used.
+The public surface is what this module names. The submodules that `_SUBMODULES` lists are public too, and imported when
+first used; so is the function `calibrate`.
 """
 
 import sys as _sys
@@ -53,13 +52,32 @@ __all__ = [
 ]
 
 _SUBMODULES = (
-    *("backends", "baselines", "e2e", "errors", "evaluate", "integrations", "lab", "latency", "metrics"),
-    *("naming", "paged", "speculative", "stream", "synthetic", "testing"),
+    "backends",
+    "baselines",
+    "calibration",
+    "e2e",
+    "errors",
+    "evaluate",
+    "integrations",
+    "lab",
+    "latency",
+    "metrics",
+    "naming",
+    "paged",
+    "plots",
+    "speculative",
+    "stream",
+    "synthetic",
+    "testing",
 )
 
 
 def __getattr__(name: str) -> object:
     """Import a public submodule when it is first used."""
+    if name == "calibrate":
+        from lynxq.calibration import calibrate
+
+        return calibrate
     if name in _SUBMODULES:
         from importlib import import_module
 

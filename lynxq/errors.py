@@ -68,6 +68,10 @@ class ModelError(LynxqError, ValueError):
     """A language model cannot be loaded, or is of a kind that lynxq cannot look into."""
 
 
+class UnsupportedCacheError(LynxqError, ValueError):
+    """The KV cache of an engine is of a kind that an integration does not handle."""
+
+
 class MissingResidualError(LynxqError, ValueError):
     """A full decode was asked for, but there is no residual stream."""
 

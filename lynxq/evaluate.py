@@ -36,6 +36,8 @@ class Method:
         Name for tables.
     keys, values : Params or Scheme
         Parameters of the codec, or a baseline.
+    layers : mapping of (kind, layer) to Params or Scheme, optional
+        What codes tensors of single layers, where that differs.
 
     Examples
     --------
@@ -50,20 +52,24 @@ class Method:
     title: str
     keys: Params | Scheme
     values: Params | Scheme
+    layers: Mapping[tuple[RowKind, int], Params | Scheme] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of_scheme(cls, scheme: Scheme) -> Method:
         """The method of a baseline."""
         return cls(scheme.name, scheme.title, scheme.for_kind("key"), scheme.for_kind("value"))
 
-    def coder(self, kind: Kind | None) -> Params | Scheme:
-        """What codes tensors of a kind."""
+    def coder(self, kind: Kind | None, layer: int | None = None) -> Params | Scheme:
+        """What codes tensors of a kind, in a layer."""
+        if layer is not None and (kind or "other", layer) in self.layers:
+            return self.layers[kind or "other", layer]
         return self.values if kind == "value" else self.keys
 
     @property
     def available(self) -> bool:
         """Whether the libraries that the method needs are there."""
-        return all(coder.available for coder in (self.keys, self.values) if isinstance(coder, Scheme))
+        coders = (self.keys, self.values, *self.layers.values())
+        return all(coder.available for coder in coders if isinstance(coder, Scheme))
 
 
 #: Every method by name, in the order of tables.
@@ -202,7 +208,7 @@ def evaluate(
         kind, layer = kind_of(name), layer_of(name)
         for method in chosen:
             try:
-                for tier, nbytes, errors in _measure(array, method.coder(kind), token_axis, head_dim, layer):
+                for tier, nbytes, errors in _measure(array, method.coder(kind, layer), token_axis, head_dim, layer):
                     pools.setdefault((method.name, tier, kind or "other"), _Pool()).add(nbytes, errors)
             except LynxqError as error:
                 error.add_note(f"tensor {name!r}, method {method.name!r}")

@@ -116,6 +116,15 @@ def frame(data, kind, tensor, page, segment=0):
     return found
 
 
+def runs(intervals):
+    """The same bytes in the fewest intervals: those that touch become one, gaps stay."""
+    found = []
+    for begin, end in sorted(intervals):
+        first = found.pop()[0] if found and found[-1][1] == begin else begin
+        found.append((first, end))
+    return found
+
+
 def anchors_end(data, segment=-1):
     """Where the anchors of a segment end: the shortest prefix that is usable."""
     number = len(spans(data)) - 1 if segment == -1 else segment

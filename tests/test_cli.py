@@ -153,7 +153,7 @@ def test_eval_of_all_leaves_out_what_needs_a_missing_library(source, monkeypatch
     monkeypatch.setattr(baselines.base, "find_spec", {}.get)
     result = RUNNER.invoke(app, ["eval", str(source), "--methods", "all", "--json"])
     assert result.exit_code == 0
-    assert "left out, for want of the extra lynxq[baselines]: cachegen, cachegen-lmcache" in result.stderr
+    assert "left out, for want of the extra `baselines`: cachegen, cachegen-lmcache" in result.stderr
     methods = {row["method"] for row in json.loads(result.stdout)}
     assert {"kivi4", "nf4"} < methods
     assert not {"cachegen", "cachegen-lmcache"} & methods

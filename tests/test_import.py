@@ -8,7 +8,10 @@ import pytest
 
 import lynxq
 
-HEAVY = ("torch", "ml_dtypes", "numba", "hypothesis", "typer", "rich", "safetensors", "cupy")
+HEAVY = (
+    *("torch", "ml_dtypes", "numba", "hypothesis", "typer", "rich", "safetensors", "cupy", "matplotlib"),
+    *("fsspec", "zarr", "numcodecs", "dask"),
+)
 
 
 def in_a_process(code):
@@ -75,7 +78,7 @@ def test_public_names_are_documented(name):
 
 def test_public_submodules_are_imported_when_they_are_used():
     code = "import lynxq, sys; before = set(sys.modules)\n"
-    for name in ("backends", "baselines", "errors", "evaluate", "metrics", "naming", "paged", "testing"):
+    for name in ("backends", "baselines", "errors", "evaluate", "metrics", "naming", "paged", "plots", "testing"):
         code += f"assert lynxq.{name} is sys.modules['lynxq.{name}']\n"
     code += "try: lynxq.nonsense\nexcept AttributeError as error: print(error)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

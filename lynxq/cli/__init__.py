@@ -8,7 +8,7 @@ import sys
 import typer
 
 import lynxq
-from lynxq.cli import console, convert, evaluation, inspect
+from lynxq.cli import calibrate, console, convert, evaluation, inspect, lab
 from lynxq.cli.e2e import e2e
 
 app = typer.Typer(
@@ -33,9 +33,11 @@ def _options(
     console.set_up()
 
 
-for _command in (convert.encode, convert.decode, inspect.info, inspect.verify, inspect.warmup, evaluation.demo):
+_COMMANDS = (convert.encode, convert.decode, inspect.info, inspect.verify, calibrate.calibrate)
+for _command in (*_COMMANDS, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
+app.add_typer(lab.app)
 app.command()(e2e)
 
 

@@ -94,11 +94,11 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def new_file(path: Path, *, force: bool, source: Path) -> Path:
+def new_file(path: Path, *, force: bool, source: Path | None) -> Path:
     """A path to write to; raises `UsageError` if there is a file that is not to be replaced, or it is the source."""
     if path.exists() and not force:
         raise UsageError(f"{path} exists: pass --force to replace it")
-    if same_file(path, source):
+    if source is not None and same_file(path, source):
         raise UsageError(f"{path} is the file that is read: write to another one")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path.parent} is not a folder")

@@ -11,7 +11,9 @@ from rich.table import Column, Table
 
 import lynxq
 from lynxq import Params, naming
-from lynxq.cli import console
+from lynxq.calibration import Calibration
+from lynxq.cli import console, params_file
+from lynxq.cli.places import Container, Residual
 from lynxq.layout import Tier
 from lynxq.tensorfile import open_tensors, save_tensors
 
@@ -32,8 +34,14 @@ class TierName(StrEnum):
     anchor = "anchor"
 
 
-def _params(name: str, preset: Preset, changes: dict[str, Any]) -> tuple[str, Params]:
-    """Name of the preset used for a tensor, and the parameters."""
+def _params(
+    name: str, preset: Preset, changes: dict[str, Any], given: Calibration | Params | None
+) -> tuple[str, Params]:
+    """Name of the preset used for a tensor, or where its parameters are from, and the parameters."""
+    if isinstance(given, Params):
+        return "file", given
+    if given is not None:
+        return "calibrated", given[name]
     if preset is Preset.auto:
         params = naming.preset_for(naming.kind_of(name))
         chosen = "values" if params == Params.values() else "keys"
@@ -49,6 +57,10 @@ def encode(
         bool, typer.Option("--split", help="two files: OUTPUT has the anchors, OUTPUT with .residual.lynx the rest")
     ] = False,
     preset: Annotated[Preset, typer.Option(help="auto chooses by tensor name: keys or values")] = Preset.auto,
+    parameter_file: Annotated[
+        Path | None,
+        typer.Option("--params", help="JSON of lynxq calibrate, or of Params.to_json()", exists=True, dir_okay=False),
+    ] = None,
     token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
     first_token: Annotated[int, typer.Option(help="position of the first token in its sequence")] = 0,
     head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
@@ -72,6 +84,9 @@ def encode(
     changes = {name: value for name, value in given.items() if value is not None}
     if anchor_bits is not None:
         changes |= {"anchor_bits": anchor_bits, "residual_bits": 8 - anchor_bits}
+    parameters = None if parameter_file is None else params_file.read(parameter_file)
+    if parameters is not None and (changes or preset is not Preset.auto):
+        raise console.UsageError("--params has all parameters: leave out --preset and options for single ones")
     console.new_file(output, force=force, source=source)
     residual = None
     if split:
@@ -87,8 +102,8 @@ def encode(
             lynxq.Writer(output, metadata=metadata, residual=residual) as writer,
         ):
             for name, tensor in file.items():
-                chosen, params = _params(name, preset, changes)
                 try:
+                    chosen, params = _params(name, preset, changes, parameters)
                     encoded = lynxq.encode(
                         tensor,
                         params,
@@ -118,12 +133,10 @@ def encode(
 
 
 def decode(
-    source: Annotated[Path, typer.Argument(help="container (.lynx)", exists=True, dir_okay=False)],
+    source: Container,
     output: Annotated[Path, typer.Option("--output", "-o", help="safetensors file to write")],
     tier: Annotated[TierName, typer.Option(help="full needs the residual, anchor does not read it")] = TierName.full,
-    residual: Annotated[
-        Path | None, typer.Option(help="residual file of a split container", exists=True, dir_okay=False)
-    ] = None,
+    residual: Residual = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; the stored one by default")] = None,
     backend: Annotated[str | None, typer.Option(help="backend; changes speed, never bits")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing output")] = False,
@@ -132,15 +145,17 @@ def decode(
 
     Example: lynxq decode kv.lynx -o kv.safetensors --tier anchor
     """
-    console.new_file(output, force=force, source=source)
+    console.new_file(output, force=force, source=source if isinstance(source, Path) else None)
     name: Tier = tier.value
     with lynxq.open(source, residual=residual) as reader:
         tensors = {}
         total = sum(tensor.tier_size(name) for tensor in reader.values())
-        with console.progress(f"decoding {source.name} ({name})", total) as advance:
-            for key, tensor in reader.items():
-                tensors[key] = tensor.decode(name, dtype=dtype, backend=backend)
-                advance(tensor.tier_size(name))
+        with console.progress(f"decoding {source} ({name})", total) as advance:
+            for batch in reader.batches(reader, name):
+                with reader.fetched(batch, name):
+                    for key in batch:
+                        tensors[key] = reader[key].decode(name, dtype=dtype, backend=backend)
+                        advance(reader[key].tier_size(name))
         save_tensors(output, tensors, reader.metadata)
     size = console.size(output.stat().st_size)
     console.out.print(f"{console.plain(output)}: {len(tensors)} tensors, {size}", soft_wrap=True)

@@ -15,8 +15,10 @@ import typer
 from rich.table import Table
 
 import lynxq
-from lynxq import evaluate, naming
-from lynxq.cli import console
+from lynxq import evaluate, naming, plots
+from lynxq.calibration import Calibration
+from lynxq.cli import console, params_file
+from lynxq.evaluate import Method
 from lynxq.tensorfile import TensorFile, open_tensors
 
 
@@ -38,7 +40,7 @@ def _table(rows: Sequence[evaluate.Row]) -> Table:
 
 
 def _evaluate(
-    file: TensorFile, methods: Sequence[str], token_axis: int, title: str, head_dim: int | None = None
+    file: TensorFile, methods: Sequence[str | Method], token_axis: int, title: str, head_dim: int | None = None
 ) -> list[evaluate.Row]:
     sizes = {name: file.nbytes(name) for name in file.names}
     with console.progress(title, sum(sizes.values()) * len(methods)) as advance:
@@ -57,8 +59,22 @@ def _chosen(methods: str) -> list[str]:
         return [name.strip() for name in methods.split(",")]
     missing = [name for name, method in evaluate.METHODS.items() if not method.available]
     if missing:
-        console.err.print(f"left out, for want of the extra lynxq[baselines]: {', '.join(missing)}")
+        console.err.print(f"left out, for want of the extra `baselines`: {', '.join(missing)}")
     return [name for name in evaluate.METHODS if name not in missing]
+
+
+def _of_file(path: Path) -> Method:
+    """What a file of parameters codes with, as a method."""
+    found = params_file.read(path)
+    if isinstance(found, Calibration):
+        return found.method("params")
+    return Method("params", f"parameters of {console.plain(path.name)}", found, found)
+
+
+def _title(source: Path, names: Sequence[str]) -> str:
+    """The file and its tensors on a line or two."""
+    listed = ", ".join(names) if len(names) <= 6 else f"{names[0]}, {names[1]} … {names[-1]}, {len(names)} tensors"
+    return console.plain(f"{source.name}: {listed}")
 
 
 def eval_(
@@ -66,23 +82,41 @@ def eval_(
     methods: Annotated[
         str, typer.Option(help=f"names separated by commas, or all: {', '.join(evaluate.METHODS)}")
     ] = ",".join(evaluate.DEFAULT_METHODS),
+    params: Annotated[
+        Path | None,
+        typer.Option(help="JSON of lynxq calibrate: one more method, named params", exists=True, dir_okay=False),
+    ] = None,
     token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
     head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="draw error against bits into this file, as its suffix says")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing picture")] = False,
 ) -> None:
     """Measure the error of several methods on the tensors of a file, keys and values apart.
 
-    Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8
+    Bits count every byte of the streams. Example: lynxq eval kv.safetensors --methods pair,keys,int8 --plot out.png
     """
-    chosen = _chosen(methods)
+    if plot is not None:  # what stands in the way of a picture is said before the work, not after it
+        plots.image_format(plot)
+        console.new_file(plot, force=force, source=source)
+    chosen: list[str | Method] = [*_chosen(methods)]
+    if params is not None:
+        chosen.append(_of_file(params))
     with open_tensors(source) as file:
         rows = _evaluate(file, chosen, token_axis, f"evaluating {source.name}", head_dim)
+        title = _title(source, file.names)
+    if plot is not None:
+        plots.save(plot, plots.error_against_bits(rows, title=title))
+        console.err.print(f"picture: {console.plain(plot)}", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([asdict(row) | {"bits_per_element": row.bits_per_element} for row in rows], indent=2))
         return
     console.out.print(_table(rows))
-    for name in chosen:
-        console.out.print(f"{name}: {evaluate.METHODS[name].title}", soft_wrap=True)
+    for item in chosen:
+        method = item if isinstance(item, Method) else evaluate.METHODS[item]
+        console.out.print(f"{method.name}: {method.title}", soft_wrap=True)
 
 
 def demo() -> None:

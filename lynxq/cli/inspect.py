@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,9 +11,8 @@ from rich.table import Column, Table
 import lynxq
 from lynxq import Params, backends
 from lynxq.cli import console
+from lynxq.cli.places import Container, Residual
 
-Container = Annotated[Path, typer.Argument(help="container (.lynx)", exists=True, dir_okay=False)]
-Residual = Annotated[Path | None, typer.Option(help="residual file of a split container", exists=True, dir_okay=False)]
 AllowTrailing = Annotated[bool, typer.Option("--allow-trailing", help="ignore what follows the last segment")]
 
 
@@ -90,7 +88,7 @@ def verify(source: Container, residual: Residual = None, allow_trailing: AllowTr
     """
     with (
         lynxq.open(source, residual=residual, allow_trailing=allow_trailing) as reader,
-        console.progress(f"verifying {source.name}", reader.checked_size) as advance,
+        console.progress(f"verifying {source}", reader.checked_size) as advance,
     ):
         found = reader.verify(advance)
     for error in found:

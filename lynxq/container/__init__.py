@@ -1,7 +1,8 @@
 """The container (``.lynx``): many named tensors on disk, anchors before residuals. Format: docs/format.md."""
 
 from lynxq.container.expect import Expect
-from lynxq.container.reader import Reader, describe, load, open  # noqa: A004 - the name that users expect
+from lynxq.container.loading import describe, load, open  # noqa: A004 - the name that users expect
+from lynxq.container.reader import Reader
 from lynxq.container.stored import StoredTensor
 from lynxq.container.writer import Writer, append, save, save_split
 

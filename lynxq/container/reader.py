@@ -1,21 +1,27 @@
-"""Reading containers: `open` (lazy), `load` (everything), `describe` (no data)."""
+"""`Reader`: an open container."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from math import prod
 from types import TracebackType
 from typing import Any, Self
 
-from lynxq.arguments import instance, shown
-from lynxq.arrays import Array, Library
+from lynxq.arguments import choice, instance, shown
 from lynxq.container.expect import Expect
+from lynxq.container.opening import open_source
+from lynxq.container.ranges import Range, needed
 from lynxq.container.segments import join, walk
-from lynxq.container.source import Readable, open_source
+from lynxq.container.source import Readable, Source
 from lynxq.container.stored import StoredTensor
 from lynxq.errors import ContainerError, MissingTensorError, ParamsError
 from lynxq.format.header import VERSION, framed_size
 from lynxq.layout import Tier
+
+#: Bytes behind a URL that are held at a time while all tensors are read.
+_BATCH = 1 << 28
 
 
 class Reader(Mapping[str, StoredTensor]):
@@ -37,7 +43,7 @@ class Reader(Mapping[str, StoredTensor]):
 
     def __init__(
         self,
-        source: Readable,
+        source: Readable | Source,
         *,
         residual: Readable | None = None,
         expect: Expect | None = None,
@@ -96,6 +102,83 @@ class Reader(Mapping[str, StoredTensor]):
     def __repr__(self) -> str:
         return f"Reader({len(self)} tensors, {self.segments} segments, metadata={self.metadata})"
 
+    def ranges(
+        self, names: Iterable[str], tier: Tier = "full", tokens: tuple[int, int] | None = None
+    ) -> list[tuple[Source, Range]]:
+        """Which bytes decodes of some tensors read, for those who fetch them in their own way.
+
+        Parameters
+        ----------
+        names, tier, tokens
+            As for :meth:`fetched`.
+
+        Returns
+        -------
+        list of (Source, (int, int))
+            A source of this reader, and the first byte of a range of it and the one after the last.
+        """
+        found = []
+        for name in names:
+            self[name]  # an unknown name is told here
+            found += needed(self._segments, name, tier, tokens)
+        return found
+
+    @contextmanager
+    def fetched(
+        self, names: Iterable[str], tier: Tier = "full", tokens: tuple[int, int] | None = None
+    ) -> Iterator[None]:
+        """Hold what decodes of some tensors read while the block runs.
+
+        What lies behind a URL is fetched at once, with few large requests at the same time, instead of with one or
+        two requests for each decode. For everything else this does nothing.
+
+        Parameters
+        ----------
+        names : iterable of str
+            The tensors.
+        tier, tokens
+            As for :meth:`StoredTensor.decode`.
+
+        Raises
+        ------
+        MissingTensorError
+            If there is no tensor of a name.
+        TruncatedError, OSError
+            If the bytes cannot be read.
+
+        Examples
+        --------
+        >>> import io, numpy as np, lynxq
+        >>> file = io.BytesIO()
+        >>> lynxq.save(file, {"key": lynxq.encode(np.ones((512, 2, 64), np.float32), token_axis=0)})
+        >>> with lynxq.open(file) as reader, reader.fetched(["key"], "anchor", tokens=(0, 256)):
+        ...     reader["key"].decode("anchor", tokens=(0, 256)).shape
+        (256, 2, 64)
+        """
+        choice("tier", tier, Tier)
+        chosen = [self[name].name for name in names]
+        wanted: dict[Source, list[Range]] = {source: [] for source in self._sources if source.slow}
+        for source, each in self.ranges(chosen, tier, tokens) if wanted else ():
+            if source in wanted:
+                wanted[source].append(each)
+        with ExitStack() as stack:
+            for source, ranges in wanted.items():
+                stack.enter_context(source.fetched(ranges))
+            yield
+
+    def batches(self, names: Iterable[str], tier: Tier) -> Iterator[list[str]]:
+        """Names in groups, in order, each as large as should be held at a time by `fetched`: 256 MiB or one tensor."""
+        batch: list[str] = []
+        size = 0
+        for name in names:
+            batch.append(name)
+            size += self[name].tier_size(tier)
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
     @property
     def checked_size(self) -> int:
         """Bytes of all frames that `verify` compares."""
@@ -120,15 +203,16 @@ class Reader(Mapping[str, StoredTensor]):
             What is wrong, at most one entry for each stream of each tensor and segment; empty if all is well.
         """
         found: list[ContainerError] = []
-        for number, segment in enumerate(self._segments):
-            for stream in segment.places:
-                for tensor in self._tensors.values():
-                    try:
-                        for done in tensor.check(stream, number):
-                            if progress is not None:
-                                progress(done)
-                    except ContainerError as error:
-                        found.append(error)
+        for batch in self.batches(self._tensors, "full"):
+            with self.fetched(batch):
+                for number, segment in enumerate(self._segments):
+                    for stream, name in product(segment.places, batch):
+                        try:
+                            for done in self._tensors[name].check(stream, number):
+                                if progress is not None:
+                                    progress(done)
+                        except ContainerError as error:
+                            found.append(error)
         return found
 
     def describe(self) -> dict[str, Any]:
@@ -158,119 +242,3 @@ class Reader(Mapping[str, StoredTensor]):
             "metadata": self.metadata,
             "tensors": tensors,
         }
-
-
-def open(  # noqa: A001 - the name that users of containers expect
-    source: Readable,
-    *,
-    residual: Readable | None = None,
-    expect: Expect | None = None,
-    allow_trailing: bool = False,
-) -> Reader:
-    """Open a container; only its headers are read.
-
-    Parameters
-    ----------
-    source : path, bytes-like or seekable binary file object
-        A whole container, any prefix of one that covers the anchors, or the anchor file of a split one. A path
-        is mapped into memory: the file must not be truncated while it is open.
-    residual : path, bytes-like or binary file object, optional
-        The residual file of a split container.
-    expect : Expect, optional
-        What the container must be.
-    allow_trailing : bool
-        Ignore what follows the last segment, as in the oversized buffers of some stores;
-        ``Reader.consumed`` says where it begins.
-
-    Returns
-    -------
-    Reader
-
-    Raises
-    ------
-    ContainerError
-        One of its subclasses for everything that can be wrong, see :mod:`lynxq.errors`.
-    OSError
-        If a file cannot be opened.
-
-    Examples
-    --------
-    >>> import io, numpy as np, lynxq
-    >>> keys = np.random.default_rng(0).standard_normal((512, 2, 64), dtype=np.float32)
-    >>> file = io.BytesIO()
-    >>> lynxq.save(file, {"layer.0.key": lynxq.encode(keys, token_axis=0)}, metadata={"model": "toy"})
-    >>> with lynxq.open(file) as reader:
-    ...     reader["layer.0.key"].decode("anchor", tokens=(100, 164)).shape
-    (64, 2, 64)
-    """
-    return Reader(source, residual=residual, expect=expect, allow_trailing=allow_trailing)
-
-
-def load(
-    source: Readable,
-    *,
-    tier: Tier = "full",
-    names: Iterable[str] | None = None,
-    residual: Readable | None = None,
-    framework: Library = "numpy",
-    dtype: object = None,
-    backend: str | None = None,
-    expect: Expect | None = None,
-    allow_trailing: bool = False,
-) -> dict[str, Array]:
-    """Decode the tensors of a container.
-
-    Parameters
-    ----------
-    source, residual, expect, allow_trailing
-        As for :func:`open`.
-    tier : {"full", "anchor"}
-        With "anchor" no residual byte is read.
-    names : iterable of str, optional
-        The tensors to decode; all by default.
-    framework : {"numpy", "torch"}
-        Library of the results.
-    dtype, backend
-        As for :func:`lynxq.decode_anchor`.
-
-    Returns
-    -------
-    dict of str to array
-
-    Raises
-    ------
-    ContainerError
-        One of its subclasses for everything that can be wrong, see :mod:`lynxq.errors`.
-    MissingResidualError
-        If the full tier is asked for, and there is no residual stream.
-    """
-    with open(source, residual=residual, expect=expect, allow_trailing=allow_trailing) as reader:
-        if isinstance(names, str):
-            raise ParamsError(f"names must be a collection of names, got the string {shown(names)}")
-        chosen = [reader[name] for name in (reader if names is None else names)]
-        return {
-            tensor.name: tensor.decode(tier, dtype=dtype, framework=framework, backend=backend) for tensor in chosen
-        }
-
-
-def describe(
-    source: Readable,
-    *,
-    residual: Readable | None = None,
-    expect: Expect | None = None,
-    allow_trailing: bool = False,
-) -> dict[str, Any]:
-    """What a container holds, as JSON types, without reading or decoding any data.
-
-    Parameters
-    ----------
-    source, residual, expect, allow_trailing
-        As for :func:`open`.
-
-    Returns
-    -------
-    dict
-        Format version, sizes, metadata, and for every tensor its shape, dtype, parameters and sizes in bytes.
-    """
-    with open(source, residual=residual, expect=expect, allow_trailing=allow_trailing) as reader:
-        return reader.describe()

@@ -71,6 +71,7 @@ def walk(source: Source, *, allow_trailing: bool) -> Walk:
     ends: list[int] = []
     offset = anchor_end = 0
     while not segments or offset < source.size:
+        source.expect_header(offset)
         if segments and bytes(source.read(offset, min(len(MAGIC), source.size - offset), "magic bytes")) != MAGIC:
             if allow_trailing:
                 break

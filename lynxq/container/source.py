@@ -1,4 +1,4 @@
-"""Where container bytes come from: a mapped file, a buffer, or a binary file object."""
+"""Where container bytes come from: a mapped file, a buffer, a binary file object, or what fsspec reaches."""
 
 from __future__ import annotations
 
@@ -8,17 +8,31 @@ import operator
 import os
 import threading
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 from weakref import WeakKeyDictionary
 
 from lynxq.arguments import shown
 from lynxq.errors import SourceError, TruncatedError
 from lynxq.format.frames import Buffer
 
+
+class LazyFile(Protocol):
+    """A file of fsspec that is not open: what ``fsspec.open`` returns, or a path of universal_pathlib."""
+
+    @property
+    def fs(self) -> Any:
+        """The file system."""
+
+    @property
+    def path(self) -> str:
+        """The path in it."""
+
+
 #: What a container is opened from.
-Readable = str | os.PathLike[str] | BinaryIO | Buffer
+Readable = str | os.PathLike[str] | BinaryIO | Buffer | LazyFile
 
 
 class Source(ABC):
@@ -26,6 +40,9 @@ class Source(ABC):
 
     #: Bytes there are.
     size: int
+
+    #: Whether every read takes long, so that what will be read should be fetched together.
+    slow = False
 
     @abstractmethod
     def _read(self, offset: int, size: int) -> memoryview: ...
@@ -39,6 +56,13 @@ class Source(ABC):
         if offset + size > self.size:
             raise TruncatedError(what, offset + size, self.size)
         return self._read(offset, size)
+
+    def expect_header(self, offset: int) -> None:  # noqa: B027 - to be told needs no answer
+        """Be told that a header is read next."""
+
+    def fetched(self, ranges: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:  # noqa: ARG002 - for subclasses
+        """Be told which ranges are read while a block runs."""
+        return nullcontext()
 
     def close(self) -> None:
         """Give back what was opened here; pages handed out before live on."""
@@ -93,7 +117,7 @@ _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
 
-def _lock_of(file: BinaryIO) -> threading.Lock:
+def lock_of(file: Any) -> threading.Lock:
     """The lock of a file object, the same for all who read it: seeking and reading are two steps."""
     with _locks_lock:
         try:
@@ -107,7 +131,7 @@ class FileSource(Source):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._lock = _lock_of(file)
+        self._lock = lock_of(file)
         try:
             with self._lock:
                 self.size = operator.index(file.seek(0, io.SEEK_END))
@@ -126,14 +150,3 @@ class FileSource(Source):
                     raise TruncatedError("a read of the file", offset + size, offset + len(parts))
                 parts += part
         return memoryview(parts)
-
-
-def open_source(source: Readable) -> Source:
-    """The `Source` of a path, a buffer or a file object; raises `SourceError` for anything else."""
-    if isinstance(source, str | os.PathLike):
-        return MappedSource(source)
-    with suppress(TypeError, ValueError):  # buffers first, since a mapping is a file object as well
-        return BufferSource(source)  # type: ignore[arg-type]
-    if hasattr(source, "read") and hasattr(source, "seek"):
-        return FileSource(source)  # type: ignore[arg-type]
-    raise SourceError(f"a container must be a path, bytes or a binary file, got {shown(source)}")

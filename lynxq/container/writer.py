@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, cast
 
 from lynxq.arguments import shown
-from lynxq.container.atomic import PathLike, extending, replacing, same_file, sync, write_all
+from lynxq.container.atomic import PathLike, extending, sync, write_all
 from lynxq.container.entries import (
     Entry,
     Pages,
@@ -26,8 +26,9 @@ from lynxq.container.entries import (
 )
 from lynxq.container.expect import Expect
 from lynxq.container.reader import Reader
+from lynxq.container.remote import Place, Remote, replacing, resolve, same_place
 from lynxq.container.segments import Walk, check_continues, join, walk
-from lynxq.container.source import MappedSource
+from lynxq.container.source import LazyFile, MappedSource
 from lynxq.encoded import Encoded
 from lynxq.errors import (
     LimitError,
@@ -44,7 +45,10 @@ from lynxq.format.header import PREAMBLE_SIZE, Header
 from lynxq.layout import Stream
 
 #: What a container is saved to.
-Writable = PathLike | BinaryIO
+Writable = PathLike | LazyFile | BinaryIO
+
+#: A path, a URL, or a lazy file of fsspec.
+Target = PathLike | LazyFile
 
 
 def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[str, str] | None = None) -> None:
@@ -54,9 +58,10 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
 
     Parameters
     ----------
-    target : path or binary file object
-        A path is replaced atomically: the file is either the old one or the whole new one. A file object is
-        written to at its position.
+    target : path, URL or binary file object
+        A path is replaced atomically: the file is either the old one or the whole new one. So is a URL, or what
+        ``fsspec.open`` returns for one, of a store that can do that (extra ``remote``). A file object is written to
+        at its position.
     tensors : mapping of str to Encoded
         All with a residual, or all without.
     metadata : mapping of str to str, optional
@@ -68,30 +73,34 @@ def save(target: Writable, tensors: Mapping[str, Encoded], *, metadata: Mapping[
         If a name, the metadata or a count breaks a rule of the format.
     DTypeError, MissingResidualError
         If a value is not an `Encoded`, or only some have a residual.
+    WriterError
+        If it is not known of the store of a URL that it replaces files as a whole.
     OSError
         If the file cannot be written.
     """
     entries = entries_of(tensors)
     streams = common_streams(entries)
-    if isinstance(target, str | os.PathLike):
-        _replace([(target, streams)], entries, metadata)
+    place = resolve(target)
+    if isinstance(place, str | os.PathLike | Remote):
+        _replace([(place, streams)], entries, metadata)
         return
-    if not hasattr(target, "write"):
-        raise SourceError(f"a container must be saved to a path or a binary file, got {shown(target)}")
+    if not hasattr(place, "write"):
+        raise SourceError(f"a container must be saved to a path, a URL or a binary file, got {shown(target)}")
     header = header_of(entries, metadata, streams)
-    write_all(target, header.pack())
-    write_streams(target, header, entries, streams)
+    write_all(place, header.pack())
+    write_streams(place, header, entries, streams)
 
 
-def _split(anchor: PathLike, residual: PathLike) -> list[tuple[PathLike, tuple[Stream, ...]]]:
+def _split(anchor: Target, residual: Target) -> list[tuple[Place, tuple[Stream, ...]]]:
     """The files of a split container and the streams of each."""
-    if same_file(anchor, residual):
+    places = resolve(anchor), resolve(residual)
+    if same_place(*places):
         raise WriterError(f"anchor and residual must be two files, got {shown(anchor)} and {shown(residual)}")
-    return [(anchor, ("anchor",)), (residual, ("residual",))]
+    return [(places[0], ("anchor",)), (places[1], ("residual",))]
 
 
 def _replace(
-    files: Sequence[tuple[PathLike, tuple[Stream, ...]]],
+    files: Sequence[tuple[Place, tuple[Stream, ...]]],
     entries: Mapping[str, Entry],
     metadata: Mapping[str, str] | None,
 ) -> None:
@@ -109,8 +118,8 @@ def _replace(
 
 
 def save_split(
-    anchor: PathLike,
-    residual: PathLike,
+    anchor: Target,
+    residual: Target,
     tensors: Mapping[str, Encoded],
     *,
     metadata: Mapping[str, str] | None = None,
@@ -122,8 +131,9 @@ def save_split(
 
     Parameters
     ----------
-    anchor, residual : path
-        Both are replaced atomically, the residual file first: who finds the anchors finds the residuals.
+    anchor, residual : path or URL
+        Both are replaced atomically, the residual file first: who finds the anchors finds the residuals. They may
+        be in different stores.
     tensors : mapping of str to Encoded
         All with a residual.
     metadata : mapping of str to str, optional
@@ -149,7 +159,7 @@ def append(
     Parameters
     ----------
     path : path
-        A container, or the anchor file of a split one.
+        A container, or the anchor file of a split one. A URL must lead to a local file.
     tensors : mapping of str to Encoded
         The same names in the same order, with the same parameters, each beginning at the token after the last
         one stored (``encode(..., first_token=...)``).
@@ -168,7 +178,9 @@ def append(
         For everything that can be wrong with the container.
     """
     entries = entries_of(tensors)
-    paths = [path] if residual is None else [path for path, _ in _split(path, residual)]
+    paths = [_extensible(each) for each in ([path] if residual is None else [path, residual])]
+    if residual is not None:
+        _split(*paths)
     if expect is not None:
         Reader(path, residual=residual, expect=expect, allow_trailing=allow_trailing).close()
     walks = [_whole(each, allow_trailing=allow_trailing) for each in paths]
@@ -193,6 +205,17 @@ def append(
             file.seek(begin)
             write_all(file, header.pack()[:PREAMBLE_SIZE])
             sync(file)
+
+
+def _extensible(path: PathLike) -> PathLike:
+    """A path whose file can be extended where it is; raises `WriterError` for what is behind a URL."""
+    place = resolve(path)
+    if isinstance(place, Remote):
+        raise WriterError(
+            f"append extends a file where it is, which the store of {place} cannot: append to a local copy, "
+            f"or save the later tokens as a container of their own"
+        )
+    return cast("PathLike", place)
 
 
 def _whole(path: PathLike, *, allow_trailing: bool) -> Walk:
@@ -220,16 +243,17 @@ class Writer:
     """Writes a container tensor by tensor, holding none of them in memory.
 
     The header comes first and names all tensors, and all anchors come before all residuals; so the streams are
-    kept in temporary files beside the target until :meth:`close` puts them together. Use it in a ``with``
-    statement: if that ends with an exception, the target is as it was.
+    kept in temporary files until :meth:`close` puts them together: beside the target if that is local, in the
+    system's folder for such files if not. Use it in a ``with`` statement: if that ends with an exception, the target
+    is as it was.
 
     Parameters
     ----------
-    path : path
+    path : path or URL
         Replaced atomically by `close`.
     metadata : mapping of str to str, optional
         As for :func:`save`.
-    residual : path, optional
+    residual : path or URL, optional
         Where the residuals go for a split container, as with :func:`save_split`.
 
     Examples
@@ -246,12 +270,10 @@ class Writer:
     """
 
     def __init__(
-        self, path: PathLike, *, metadata: Mapping[str, str] | None = None, residual: PathLike | None = None
+        self, path: Target, *, metadata: Mapping[str, str] | None = None, residual: Target | None = None
     ) -> None:
-        self._path = path
         self._residual = residual
-        if residual is not None:
-            _split(path, residual)
+        self._path: Place = resolve(path) if residual is None else _split(path, residual)[0][0]
         self._metadata = metadata or {}
         self._entries: dict[str, Entry] = {}
         header_of({}, self._metadata, ["anchor"])  # metadata that cannot be written is refused before any work
@@ -261,7 +283,8 @@ class Writer:
         self._open = True
 
     def _spool(self) -> BinaryIO:
-        return self._stack.enter_context(tempfile.TemporaryFile(dir=Path(self._path).parent))
+        folder = None if isinstance(self._path, Remote) else Path(self._path).parent
+        return self._stack.enter_context(tempfile.TemporaryFile(dir=folder))
 
     def add(self, name: str, encoded: Encoded) -> None:
         """Add a tensor; names must differ, and all tensors or none must have a residual. Threads may share a writer."""

@@ -17,9 +17,10 @@ from lynxq.lab.captures import Capture, capture
 from lynxq.lab.coding import Coding, PerTensor, Reconstruction, reconstructions
 from lynxq.lab.decoding import draft, logits_of
 from lynxq.lab.models import LanguageModel, load
-from lynxq.lab.output_quality import Quality, Reference, Scores, quality, reference, score
+from lynxq.lab.output_quality import Quality, quality
 from lynxq.lab.passages import Passage, prepare
 from lynxq.lab.results import Record, to_csv, to_json, write_csv, write_json
+from lynxq.lab.scores import Reference, Scores, reference, score
 
 __all__ = [
     "Acceptance",

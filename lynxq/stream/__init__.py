@@ -24,7 +24,9 @@ from lynxq.stream.events import (
 )
 from lynxq.stream.limits import ReceiverLimits, SenderLimits, Timeouts
 from lynxq.stream.messages import Code
+from lynxq.stream.received import Received
 from lynxq.stream.receiver import Receiver
+from lynxq.stream.recorder import Recorder
 from lynxq.stream.sender import Sender
 from lynxq.stream.sources import ContainerSource, EncodedSource, Frame, Source
 
@@ -44,8 +46,10 @@ __all__ = [
     "Event",
     "Failed",
     "Frame",
+    "Received",
     "Receiver",
     "ReceiverLimits",
+    "Recorder",
     "RequestOpened",
     "Requested",
     "ResidualPage",

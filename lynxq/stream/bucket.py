@@ -42,6 +42,7 @@ class TokenBucket:
         self._clock = clock
         self._tokens = self.burst
         self._since = clock()
+        self._turn = asyncio.Lock()
 
     def _refill(self) -> None:
         now = self._clock()
@@ -64,6 +65,7 @@ class TokenBucket:
         self._tokens -= size
 
     async def wait(self) -> None:
-        """Return when something may be sent."""
-        while (seconds := self.delay()) > 0:
-            await asyncio.sleep(seconds)
+        """Return when something may be sent; who waits longest comes first. A bucket belongs to one event loop."""
+        async with self._turn:
+            while (seconds := self.delay()) > 0:
+                await asyncio.sleep(seconds)

@@ -145,7 +145,9 @@ class Done(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """The request ended before all pages were here."""
+    """The request ended before all pages were here; nothing more of it comes. What was handed out before is of no use
+    if `code` says that the sender has something else under the name now.
+    """
 
     code: int
     reason: str

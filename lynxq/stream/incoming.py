@@ -17,6 +17,7 @@ from lynxq.stream.events import (
     AnchorReady,
     Damaged,
     Done,
+    Event,
     RequestOpened,
     ResidualPage,
     ResidualReady,
@@ -270,13 +271,14 @@ class Incoming:
         self._arriving.clear()
         self.answers.clear()
 
-    def drop(self) -> None:
-        """The request has ended: free everything."""
+    def end(self, event: Event) -> None:
+        """Nothing more comes: what waits to be taken can still be taken, and after it comes this event."""
+        self.done = True
         self.disconnect()
         for (stream, _, _), whole in self._held.items():
             self._windows[stream].free(whole.size)
         self._held.clear()
-        self._delivery.drop(self.number)
+        self._delivery.hand("residual", event)
 
 
 def _shown(key: Key) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from lynxq.arguments import integer, real
 from lynxq.errors import ParamsError
 from lynxq.format.header import MAX_HEADER
-from lynxq.stream.records import MIN_CONTROL
+from lynxq.stream.records import MIN_CONTROL, MIN_DATA
 
 _MAX = 1 << 56
 
@@ -52,7 +52,7 @@ class ReceiverLimits:
     max_request_bytes : int
         Bytes of all streams of one request.
     max_tensors : int
-        Tensors of one request.
+        Tensors of one request. A header of strangers costs about a millisecond for each.
     max_header : int
         Bytes of a segment header.
     max_data : int
@@ -64,15 +64,15 @@ class ReceiverLimits:
     anchor_window: int = 1 << 26
     residual_window: int = 1 << 26
     max_request_bytes: int = 1 << 35
-    max_tensors: int = 4096
+    max_tensors: int = 1024
     max_header: int = 1 << 20
     max_data: int = 1 << 16
     retries: int = 3
 
     def __post_init__(self) -> None:
-        _check(self, {"max_header": MIN_CONTROL, "max_data": 256, "retries": 0})
+        _check(self, {"max_header": MIN_CONTROL, "max_data": MIN_DATA, "retries": 0})
         integer("max_header", self.max_header, MIN_CONTROL, MAX_HEADER, ParamsError)
-        integer("max_data", self.max_data, 256, 1 << 24, ParamsError)
+        integer("max_data", self.max_data, MIN_DATA, 1 << 24, ParamsError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,15 @@ class Timeouts:
         Between two signs of life, and for taking what is sent to it.
     keepalive : float
         After so long without anything to send, a sign of life is sent; a third of the peer's `silence` is wise.
+    stall : float
+        How long a receiver that is alive may let a sender wait with all that it could send: for credit, for the word
+        that the header was accepted, for the word that all was received.
     """
 
     greeting: float = 10.0
     silence: float = 30.0
     keepalive: float = 5.0
+    stall: float = 120.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from lynxq.errors import ProtocolError
+from lynxq.arguments import shown
+from lynxq.errors import ParamsError, ProtocolError
 from lynxq.format.frames import Buffer
-from lynxq.stream.records import MIN_CONTROL, Record, Type
+from lynxq.stream.records import MIN_CONTROL, MIN_DATA, Record, Type
 
 VERSION = (1, 0)
 #: Caps of the wire: bytes of a name that is asked for, and of the text of a reason.
@@ -30,7 +31,7 @@ class Role(IntEnum):
 
 
 class Code(IntEnum):
-    """Why a request or a connection ended."""
+    """Why a request or a connection ended. `CANCELLED` is never sent: it is what a receiver tells its own side."""
 
     UNKNOWN = 1
     BUSY = 2
@@ -38,8 +39,7 @@ class Code(IntEnum):
     CHANGED = 4
     REFUSED = 5
     PROTOCOL = 6
-    SILENCE = 7
-    CANCELLED = 8
+    CANCELLED = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Hello:
     role : Role
     session : bytes
         16 random bytes that the receiver chose; the connections that belong together name the same ones.
-    channel, channels : int
+    lane, lanes : int
         Number of this connection, and how many belong together: 1, or 2 with residuals on the second one.
     max_data, max_control : int
         Most bytes of the body of a data record, and of any other, that this peer takes.
@@ -63,8 +63,8 @@ class Hello:
 
     role: Role
     session: bytes
-    channel: int = 0
-    channels: int = 1
+    lane: int = 0
+    lanes: int = 1
     max_data: int = 0
     max_control: int = MIN_CONTROL
     max_requests: int = 0
@@ -75,7 +75,7 @@ class Hello:
     def record(self) -> Record:
         """The record of the greeting."""
         body = _HELLO.pack(
-            VERSION[0], self.minor, self.role, self.channel, self.channels, 0, self.session, self.max_data,
+            VERSION[0], self.minor, self.role, self.lane, self.lanes, 0, self.session, self.max_data,
             self.max_control, self.max_requests, 0, self.anchor_limit, self.residual_limit, 0,
         )  # fmt: skip
         return Record(Type.HELLO, body=body)
@@ -90,21 +90,27 @@ class Hello:
         if len(record.body) != _HELLO.size:
             raise ProtocolError(f"a greeting must have {_HELLO.size} bytes, got {len(record.body)}")
         fields = _HELLO.unpack(record.body)
-        _, minor, role, channel, channels, reserved, session, max_data, max_control, max_requests = fields[:10]
+        _, minor, role, lane, lanes, reserved, session, max_data, max_control, max_requests = fields[:10]
         reserved_too, anchor_limit, residual_limit, reserved_three = fields[10:]
         if reserved or reserved_too or reserved_three:
             raise ProtocolError("the reserved fields of a greeting must be zero")
         if role not in tuple(Role):
             raise ProtocolError(f"the role of a peer must be 0 or 1, got {role}")
-        if channels not in (1, 2) or channel >= channels:
-            raise ProtocolError(f"a connection must be number 0 of 1, or 0 or 1 of 2, got {channel} of {channels}")
+        if lanes not in (1, 2) or lane >= lanes:
+            raise ProtocolError(f"a connection must be number 0 of 1, or 0 or 1 of 2, got {lane} of {lanes}")
+        if max_data if role == Role.SENDER else max_data < MIN_DATA:
+            raise ProtocolError(
+                f"max_data must be 0 from a sender, from a receiver at least {MIN_DATA}, got {max_data}"
+            )
+        if max_requests if role == Role.RECEIVER else (anchor_limit or residual_limit):
+            raise ProtocolError("a greeting must have no fields of the other side")
         if max_control < MIN_CONTROL:
             raise ProtocolError(f"a peer must take bodies of {MIN_CONTROL} bytes, got {max_control}")
         return cls(
             role=Role(role),
             session=session,
-            channel=channel,
-            channels=channels,
+            lane=lane,
+            lanes=lanes,
             max_data=max_data,
             max_control=max_control,
             max_requests=max_requests,
@@ -126,6 +132,16 @@ def read_reason(record: Record) -> tuple[int, str]:
             f"a reason must have {_CODE.size} to {_CODE.size + MAX_REASON} bytes, got {len(record.body)}"
         )
     return _CODE.unpack_from(record.body)[0], bytes(record.body[_CODE.size :]).decode("utf-8", "replace")
+
+
+def check_name(name: object) -> None:
+    """Raise `ParamsError` unless a name can be asked for."""
+    try:
+        size = len(name.encode()) if isinstance(name, str) else 0
+    except UnicodeEncodeError:
+        size = 0
+    if not 1 <= size <= MAX_NAME:
+        raise ParamsError(f"a name must be a string of 1 to {MAX_NAME} bytes of UTF-8, got {shown(name)}")
 
 
 def read_name(record: Record) -> str:

@@ -91,6 +91,7 @@ class Outgoing:
         self.header = Header.of(source.header.metadata, source.header.tensors, self.streams)
         self.started: set[Stream] = set()
         self.lost: deque[Record] = deque()
+        self._waits: dict[Stream, bool] = dict.fromkeys(self.streams, False)
         self._source = source
         self._layouts = list(source.header.tensors.values())
         self._have = have
@@ -125,9 +126,11 @@ class Outgoing:
         if stream not in self.started:
             return State.NOTHING
         queue = self._queues[stream]
+        self._waits[stream] = False
         while queue.current is None:
             place = queue.again[0] if queue.again else self._place(queue)
             if place is None:
+                self._waits[stream] = queue.position < self._source.pages
                 return State.NOTHING
             known = None if queue.again else self._have[stream].get(place)
             if known is None and HEADER_SIZE + self._layouts[place[0]].page_size(stream, place[1]) > credit:
@@ -139,6 +142,7 @@ class Outgoing:
                 self._advance(queue)
                 continue
             if frame is None:
+                self._waits[stream] = True
                 return State.NOTHING
             self._advance(queue)
             if known is None:
@@ -158,6 +162,11 @@ class Outgoing:
             queue.again.popleft()
         else:
             queue.position += 1
+
+    @property
+    def waits_for_source(self) -> bool:
+        """Whether pages are waited for that the source has not made yet."""
+        return any(self._waits.values())
 
     def begun(self, stream: Stream) -> bool:
         """Whether a part of a frame has left, so that credit for all of it is taken."""

@@ -19,6 +19,8 @@ from lynxq.stream.events import AnchorPage, ResidualPage
 class Received:
     """Puts tensors together from pages. Give it the pages that a :class:`Receiver` hands out.
 
+    Another thread than the one that adds pages may ask for what is here, such as the one that runs a model.
+
     A decode says which tier it wants, and fails where that has not arrived: nothing approximate is given for something
     exact.
 

@@ -16,7 +16,7 @@ from lynxq.stream.events import Cancelled, Closed, Done, Event, Failed
 from lynxq.stream.headers import read_header
 from lynxq.stream.incoming import Incoming
 from lynxq.stream.limits import ReceiverLimits
-from lynxq.stream.messages import MAX_NAME, Code, Hello, Role, read_reason, reason_record
+from lynxq.stream.messages import Code, Hello, Role, check_name, read_reason, reason_record
 from lynxq.stream.records import MIN_CONTROL, Record, RecordReader, Type
 from lynxq.stream.windows import Window
 
@@ -69,9 +69,9 @@ class Receiver:
         self._delivery = Delivery(self._windows)
         self._requests: dict[int, Incoming] = {}
         self._last_request = 0
-        self._connected = False
+        self._connected = self._closed = False
         self._session = b""
-        self._channels = 1
+        self._lanes = 1
         self._readers: dict[int, RecordReader] = {}
         self._greeted: set[int] = set()
         self._control: dict[int, deque[bytes]] = {0: deque(), 1: deque()}
@@ -89,8 +89,7 @@ class Receiver:
         tier : {"full", "anchor"}
             With "anchor" no residual is sent.
         """
-        if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= MAX_NAME:
-            raise ParamsError(f"a name must be a string of 1 to {MAX_NAME} bytes, got {name!r:.100}")
+        check_name(name)
         choice("tier", tier, Tier)
         self._last_request += 1
         wanted: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
@@ -104,42 +103,44 @@ class Receiver:
 
     def cancel(self, request: int) -> None:
         """Want no more of a request: nothing of it is handed out any more but a last `Cancelled`."""
-        if request not in self._requests:
+        incoming = self._requests.pop(request, None)
+        if incoming is None:
             return
-        self._drop(request)
-        self._delivery.tell(Cancelled(request))
-        if self._connected:
+        if self._connected and not incoming.done:
             self._queue(Record(Type.CANCEL, request=request))
+        incoming.end(Cancelled(request))
+        self._delivery.drop(request)
+        self._delivery.tell(Cancelled(request))
 
-    def connect(self, channels: int = 1, session: bytes | None = None) -> None:
+    def connect(self, lanes: int = 1, session: bytes | None = None) -> None:
         """Begin a connection, or two that belong together: queue greetings, and all requests that are not done.
 
         Parameters
         ----------
-        channels : {1, 2}
+        lanes : {1, 2}
             How many connections; with 2, residuals come on the second one.
         session : bytes, optional
             16 bytes that nobody can guess; random ones by default.
         """
-        self._channels = integer("channels", channels, 1, 2, ParamsError)
+        self._lanes = integer("lanes", lanes, 1, 2, ParamsError)
         self.disconnect()
         self._session = secrets.token_bytes(16) if session is None else session
         if not isinstance(self._session, bytes) or len(self._session) != 16:
             raise ParamsError(f"session must be 16 bytes, got {session!r}")
-        self._connected = True
+        self._connected, self._closed = True, False
         credit = {stream: window.restart() for stream, window in self._windows.items()}
-        for channel in range(channels):
+        for lane in range(lanes):
             hello = Hello(
                 role=Role.RECEIVER,
                 session=self._session,
-                channel=channel,
-                channels=channels,
+                lane=lane,
+                lanes=lanes,
                 max_data=self.limits.max_data,
                 max_control=self.limits.max_header,
                 anchor_limit=credit["anchor"],
                 residual_limit=credit["residual"],
             )
-            self._queue(hello.record(), channel)
+            self._queue(hello.record(), lane)
         for incoming in self._requests.values():
             self._ask(incoming)
 
@@ -155,14 +156,15 @@ class Receiver:
         for incoming in self._requests.values():
             incoming.disconnect()
 
-    def keepalive(self, channel: int = 0) -> None:
+    def keepalive(self, lane: int = 0) -> None:
         """Queue a sign of life."""
-        self._queue(Record(Type.PING), channel)
+        self._queue(Record(Type.PING), lane)
 
     def close(self) -> None:
-        """Queue a farewell on all connections."""
-        for channel in range(self._channels if self._connected else 0):
-            self._queue(Record(Type.BYE), channel)
+        """Queue a farewell on all connections: nothing is sent after it."""
+        for lane in range(self._lanes if self._connected else 0):
+            self._queue(Record(Type.BYE), lane)
+        self._closed = True
 
     def fail(self, code: int, reason: str) -> None:
         """Queue an error, instead of everything else; the connection is of no more use."""
@@ -175,7 +177,7 @@ class Receiver:
         Taking a page makes room for another one; see `data_to_send`.
         """
         event = self._delivery.take()
-        if isinstance(event, Done):
+        if isinstance(event, Done | Failed):
             self._requests.pop(event.request, None)
         return event
 
@@ -186,37 +188,39 @@ class Receiver:
             for record in incoming.request(MIN_CONTROL):
                 self._queue(record)
 
-    def _queue(self, record: Record, channel: int = 0) -> None:
+    def _queue(self, record: Record, lane: int = 0) -> None:
+        if self._closed:
+            return
         data = record.pack()
-        self._control[channel].append(data)
+        self._control[lane].append(data)
         self._backlog += len(data)
 
     def _check_backlog(self) -> None:
         if self._backlog > _MAX_BACKLOG:
             raise ProtocolError(f"a sender must read answers, {self._backlog} bytes of them wait")
 
-    def data_to_send(self, channel: int = 0) -> bytes:
+    def data_to_send(self, lane: int = 0) -> bytes:
         """The bytes for a connection: greetings, requests, credit for what was taken since the last call."""
-        if channel == 0 and self._connected and self.peer is not None:
+        if lane == 0 and self._connected and self.peer is not None:
             for stream, window in self._windows.items():
                 limit = window.grant()
                 if limit is not None:
                     self._queue(Record(Type.CREDIT, kind=KINDS[stream], total=limit))
-        data = b"".join(self._control[channel])
-        self._control[channel].clear()
+        data = b"".join(self._control[lane])
+        self._control[lane].clear()
         self._backlog -= len(data)
         return data
 
     # --- what comes in -----------------------------------------------------------------------------
 
-    def receive(self, data: Buffer, channel: int = 0) -> None:
+    def receive(self, data: Buffer, lane: int = 0) -> None:
         """Take bytes that the sender sent on a connection; `next_event` then tells what they were.
 
         Parameters
         ----------
         data : bytes-like
             Any number of bytes, cut anywhere.
-        channel : {0, 1}
+        lane : {0, 1}
             Number of the connection.
 
         Raises
@@ -229,41 +233,41 @@ class Receiver:
         """
         if not self._connected:
             raise ProtocolError("bytes came without a connection")
-        reader = self._readers.get(channel)
+        reader = self._readers.get(lane)
         if reader is None:
-            reader = self._readers[channel] = RecordReader(self.limits.max_data, self.limits.max_header)
+            reader = self._readers[lane] = RecordReader(self.limits.max_data, self.limits.max_header)
         try:
             for record in reader.feed(data):
-                self._take(record, channel)
+                self._take(record, lane)
             self._check_backlog()
         except LynxqError as error:
             self.fail(Code.PROTOCOL, str(error))
             raise
 
-    def _take(self, record: Record, channel: int) -> None:
-        if channel not in self._greeted:
-            self._greet(Hello.read(record), channel)
+    def _take(self, record: Record, lane: int) -> None:
+        if lane not in self._greeted:
+            self._greet(Hello.read(record), lane)
         elif record.type == Type.DATA:
-            self._data(record, channel)
+            self._data(record, lane)
         elif record.type == Type.BYE:
             self._delivery.tell(Closed(0))
         elif record.type == Type.ERROR:
             raise PeerError("the sender ended the connection: {1} (code {0})".format(*read_reason(record)))
         elif record.type != Type.PING:
-            if channel or record.type not in self._HANDLERS:
-                raise ProtocolError(f"a sender must not send a record of type {record.type} on connection {channel}")
+            if lane or record.type not in self._HANDLERS:
+                raise ProtocolError(f"a sender must not send a record of type {record.type} on connection {lane}")
             incoming = self._known(record)
             if incoming is not None:
                 self._HANDLERS[record.type](self, record, incoming)
                 self._answer(incoming)
 
-    def _greet(self, hello: Hello, channel: int) -> None:
+    def _greet(self, hello: Hello, lane: int) -> None:
         if hello.role != Role.SENDER:
             raise ProtocolError("a receiver must talk to a sender")
-        if (hello.session, hello.channel, hello.channels) != (self._session, channel, self._channels):
-            raise ProtocolError(f"the greeting on connection {channel} belongs to another one")
-        self._greeted.add(channel)
-        if channel == 0:
+        if (hello.session, hello.lane, hello.lanes) != (self._session, lane, self._lanes):
+            raise ProtocolError(f"the greeting on connection {lane} belongs to another one")
+        self._greeted.add(lane)
+        if lane == 0:
             self.peer = hello
 
     def _known(self, record: Record) -> Incoming | None:
@@ -273,10 +277,10 @@ class Receiver:
         incoming = self._requests.get(record.request)
         return None if incoming is None or incoming.done else incoming
 
-    def _data(self, record: Record, channel: int) -> None:
+    def _data(self, record: Record, lane: int) -> None:
         stream = STREAMS[record.kind]
-        if channel != (self._channels - 1 if stream == "residual" else 0):
-            raise ProtocolError(f"a {stream} frame must not come on connection {channel} of {self._channels}")
+        if lane != (self._lanes - 1 if stream == "residual" else 0):
+            raise ProtocolError(f"a {stream} frame must not come on connection {lane} of {self._lanes}")
         if record.offset == 0:
             self._windows[stream].begin(record.total)
         incoming = self._known(record)
@@ -302,19 +306,13 @@ class Receiver:
     def _fail(self, incoming: Incoming, code: int, reason: str) -> None:
         """End a request from this side."""
         self._queue(Record(Type.CANCEL, request=incoming.number))
-        self._drop(incoming.number)
-        self._delivery.tell(Failed(incoming.number, code, reason))
+        incoming.end(Failed(incoming.number, code, reason))
 
     def _lost(self, record: Record, incoming: Incoming) -> None:
         incoming.lose((STREAMS[record.kind], record.tensor, record.page))
 
     def _end(self, record: Record, incoming: Incoming) -> None:
-        code, reason = read_reason(record)
-        self._drop(incoming.number)
-        self._delivery.tell(Failed(incoming.number, code, reason))
-
-    def _drop(self, request: int) -> None:
-        self._requests.pop(request).drop()
+        incoming.end(Failed(incoming.number, *read_reason(record)))
 
     def _answer(self, incoming: Incoming) -> None:
         while incoming.answers:

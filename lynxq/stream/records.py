@@ -16,6 +16,8 @@ HEADER_SIZE = 64
 ANCILLARY = 0x8000
 #: Every peer takes bodies of this size, whatever its greeting says.
 MIN_CONTROL = 4096
+#: So does every receiver with bodies of data; smaller ones would be mostly headers.
+MIN_DATA = 256
 
 _HEADER = struct.Struct("<4sHHIIIIQQQQ")
 _CHECKSUM = struct.Struct("<Q")

@@ -135,7 +135,8 @@ class ContainerSource(Source):
     Parameters
     ----------
     reader : Reader
-        As :func:`lynxq.open` gives it; it must stay open, and stays the caller's to close.
+        As :func:`lynxq.open` gives it; it must stay open, and stays the caller's to close. It is read where the
+        sender runs: on a slow disk other connections of a server wait for it.
     segment : int, optional
         Segment number; it must be given if there are several.
 

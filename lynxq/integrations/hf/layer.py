@@ -22,7 +22,7 @@ _MISSING, _ANCHOR, _FULL = 0, 1, 2
 _TIERS: tuple[Tier | None, ...] = (None, "anchor", "full")
 
 
-class ProgressiveLayer(DynamicLayer):  # type: ignore[misc]
+class ProgressiveLayer(DynamicLayer):
     """A layer of a :class:`ProgressiveCache`; to a model it is a `DynamicLayer`.
 
     Tokens of the prefix are written by :meth:`write`, those behind it by the model. Both are in one piece of memory

@@ -14,7 +14,7 @@ from lynxq.integrations.hf.names import Described, named_dtype, place_of, prefix
 from lynxq.layout import Layout, Tier
 
 
-class ProgressiveCache(Cache):  # type: ignore[misc]
+class ProgressiveCache(Cache):
     """A cache whose prefix is filled from anchor pages as they arrive, and refined in place by residual pages.
 
     It goes where transformers takes a cache, ``model(ids, cache=cache)`` or ``model.generate(ids, cache=cache)``

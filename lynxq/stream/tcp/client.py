@@ -14,9 +14,10 @@ from lynxq.errors import ConnectionLostError, LynxqError, ParamsError, TransferE
 from lynxq.layout import Tier
 from lynxq.stream.events import AnchorPage, Closed, ResidualPage
 from lynxq.stream.limits import ReceiverLimits, Timeouts
+from lynxq.stream.received import Received
 from lynxq.stream.receiver import Receiver
 from lynxq.stream.tcp.sockets import MARKS, mark
-from lynxq.stream.tcp.transfer import Ready, Sink, Transfer
+from lynxq.stream.tcp.transfer import MakeSink, Ready, Transfer
 from lynxq.stream.tcp.wire import Wire, first_to_end
 
 
@@ -28,7 +29,7 @@ class Client:
         host: str,
         port: int,
         *,
-        channels: int,
+        lanes: int,
         ssl: tls.SSLContext | None,
         limits: ReceiverLimits | None,
         timeouts: Timeouts | None,
@@ -37,7 +38,7 @@ class Client:
         marks: tuple[int, int],
     ) -> None:
         self._address = host, port
-        self._channels = integer("channels", channels, 1, 2, ParamsError)
+        self._lanes = integer("lanes", lanes, 1, 2, ParamsError)
         self._ssl = ssl
         self._timeouts = Timeouts() if timeouts is None else timeouts
         self._attempts = integer("attempts", attempts, 1, 1 << 30, ParamsError)
@@ -85,7 +86,7 @@ class Client:
         name: str,
         tier: Tier = "full",
         *,
-        sink: Sink | None = None,
+        sink: MakeSink = Received,
         on_anchor_ready: Callable[[Ready], None] | None = None,
         on_residual_ready: Callable[[Ready], None] | None = None,
     ) -> Transfer:
@@ -97,8 +98,8 @@ class Client:
         tier : {"full", "anchor"}
             With "anchor" no residual is sent.
         sink : callable, optional
-            What takes the pages, instead of ``Transfer.received``: called with each `AnchorPage` and `ResidualPage`.
-            It must be quick: nothing else is received meanwhile.
+            Makes what takes the pages: called with the `Header`, returns an object with a method ``add`` that is called
+            with each `AnchorPage` and `ResidualPage`. By default :class:`Received`, which puts the tensors together.
         on_anchor_ready, on_residual_ready : callable, optional
             Called with a `Ready` for each page, after it was taken.
 
@@ -116,7 +117,7 @@ class Client:
             name,
             number,
             cancel=lambda: self._cancel(number),
-            sink=sink,
+            make_sink=sink,
             on_anchor_ready=on_anchor_ready,
             on_residual_ready=on_residual_ready,
         )
@@ -140,22 +141,22 @@ class Client:
         for wire in self._wires:
             wire.wake()
 
-    def push(self, data: bytes, channel: int) -> None:
+    def push(self, data: bytes, lane: int) -> None:
         """Take bytes that came on a connection."""
         try:
-            self._receiver.receive(data, channel)
+            self._receiver.receive(data, lane)
         finally:
             self._deliver()
         self._wake()
 
-    def pull(self, size: int, channel: int) -> bytes:
+    def pull(self, size: int, lane: int) -> bytes:
         """The next bytes to send on a connection; there are never many."""
         del size
-        return self._receiver.data_to_send(channel)
+        return self._receiver.data_to_send(lane)
 
-    def keepalive(self, channel: int) -> None:
+    def keepalive(self, lane: int) -> None:
         """Queue a sign of life."""
-        self._receiver.keepalive(channel)
+        self._receiver.keepalive(lane)
 
     def _deliver(self) -> None:
         """Hand events over to the transfers, in the order of the receiver: anchors first."""
@@ -176,7 +177,7 @@ class Client:
                 wrapped.__cause__ = error
                 transfer.fail(wrapped)
             if transfer.ended:
-                del self._transfers[event.request]
+                self._transfers.pop(event.request, None)  # a callback may have cancelled it
         if not self._transfers:
             self._wanted.clear()
 
@@ -184,8 +185,9 @@ class Client:
         """Keep a connection as long as there is something to receive."""
         try:
             await self._keep_connected()
-        finally:  # whatever ended this, nobody waits for ever
-            self._give_up(None)
+        except Exception as error:
+            self._give_up(f"failed: {error!r}", error)  # nobody waits for ever, whatever it was
+            raise
 
     async def _keep_connected(self) -> None:
         failures = 0
@@ -196,24 +198,24 @@ class Client:
                 await self._connection()
             except (OSError, LynxqError, TimeoutError) as caught:
                 error = caught
-            failures = 0 if self._pages > pages else failures + 1
+            failures = failures + 1 if self._transfers and self._pages == pages else 0
             if failures >= self._attempts:
-                self._give_up(error)
+                self._give_up(f"was lost {self._attempts} times: {error}", error)
                 failures = 0
             elif self._transfers and not self._closing:
-                await asyncio.sleep(min(self._delay * 2**failures, 30 * self._delay))
+                await asyncio.sleep(self._delay * min(2 ** min(failures, 5), 30))
 
     async def _connection(self) -> None:
         """Make the connections of a session, and carry bytes until one of them ends."""
         wires: list[Wire] = []
         try:
-            for channel in range(self._channels):
+            for lane in range(self._lanes):
                 async with asyncio.timeout(self._timeouts.greeting):
                     reader, writer = await asyncio.open_connection(*self._address, ssl=self._ssl)
-                wires.append(Wire(reader, writer, self, channel, timeouts=self._timeouts))
-                if self._channels == 2 and wires[-1].sock is not None:
-                    mark(wires[-1].sock, self._marks[channel])
-            self._receiver.connect(self._channels)
+                wires.append(Wire(reader, writer, self, lane, timeouts=self._timeouts))
+                if self._lanes == 2 and wires[-1].sock is not None:
+                    mark(wires[-1].sock, self._marks[lane])
+            self._receiver.connect(self._lanes)
             self.connections += 1
             self._wires = wires
             await first_to_end(wires)
@@ -223,11 +225,11 @@ class Client:
             for wire in wires:
                 await wire.close()
 
-    def _give_up(self, error: BaseException | None) -> None:
+    def _give_up(self, what: str, error: BaseException | None) -> None:
         """End all transfers: the server cannot be reached, or sends nothing that can be used."""
         for number, transfer in list(self._transfers.items()):
             self._receiver.cancel(number)
-            lost = ConnectionLostError(f"the connection to {self._address} was lost {self._attempts} times: {error}")
+            lost = ConnectionLostError(f"the connection to {self._address} {what}")
             lost.__cause__ = error
             transfer.fail(lost)
         self._transfers.clear()
@@ -238,7 +240,7 @@ def connect(
     host: str,
     port: int,
     *,
-    channels: int = 1,
+    lanes: int = 1,
     ssl: tls.SSLContext | None = None,
     limits: ReceiverLimits | None = None,
     timeouts: Timeouts | None = None,
@@ -252,7 +254,7 @@ def connect(
     ----------
     host, port : str, int
         Of the server.
-    channels : {1, 2}
+    lanes : {1, 2}
         1: all goes over one connection, on which what is sent is chosen at the last moment. 2: residuals have a
         connection of their own, so that the network can treat them differently.
     ssl : ssl.SSLContext, optional
@@ -274,7 +276,7 @@ def connect(
     return Client(
         host,
         port,
-        channels=channels,
+        lanes=lanes,
         ssl=ssl,
         limits=limits,
         timeouts=timeouts,

@@ -5,116 +5,21 @@ from __future__ import annotations
 import asyncio
 import ssl as tls
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from inspect import isawaitable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from lynxq.arguments import integer
-from lynxq.errors import LynxqError, ParamsError, ProtocolError, TransferError
+from lynxq.arguments import integer, shown
+from lynxq.errors import LynxqError, ParamsError, ProtocolError
 from lynxq.stream.bucket import TokenBucket
-from lynxq.stream.events import Closed, Delivered, Event, Requested
+from lynxq.stream.events import Delivered, Event
 from lynxq.stream.limits import SenderLimits, Timeouts
-from lynxq.stream.messages import HELLO_SIZE, Code, Hello
+from lynxq.stream.messages import HELLO_SIZE, Hello
 from lynxq.stream.records import HEADER_SIZE, RecordReader
-from lynxq.stream.sender import Sender
 from lynxq.stream.sources import Source
+from lynxq.stream.tcp.session import Resolve, Session
 from lynxq.stream.tcp.sockets import MARKS, mark
 from lynxq.stream.tcp.wire import Wire
-
-#: What finds a source by its name, or raises `LookupError`.
-Resolve = Callable[[str], Source | Awaitable[Source]]
-
-
-class _Session:
-    """One receiver: its state machine, its connections, and the tasks that look for its sources."""
-
-    def __init__(self, server: Server) -> None:
-        loop = asyncio.get_running_loop()
-        self.wires: dict[int, Wire] = {}
-        self.names: dict[int, str] = {}
-        self._server = server
-        self._tasks: set[asyncio.Task[None]] = set()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop has ended, and nobody is there to be woken
-                loop.call_soon_threadsafe(self.wake)
-
-        self.sender = Sender(server.limits, wake=wake)
-
-    def wake(self) -> None:
-        """There may be something to send, on any connection."""
-        for wire in self.wires.values():
-            wire.wake()
-
-    def push(self, data: bytes, channel: int) -> None:
-        """Take bytes that came on a connection."""
-        for event in self.sender.receive(data, channel):
-            self._take(event)
-        self.wake()
-
-    def pull(self, size: int, channel: int) -> bytes:
-        """The next bytes to send on a connection."""
-        data = self.sender.data_to_send(size, channel)
-        self._tell_ended()
-        if channel == 0:  # what the second connection waits for may be over now
-            self.wake_others(channel)
-        return data
-
-    def wake_others(self, channel: int) -> None:
-        """Wake the other connections."""
-        for number, wire in self.wires.items():
-            if number != channel:
-                wire.wake()
-
-    def keepalive(self, channel: int) -> None:
-        """Queue a sign of life."""
-        self.sender.keepalive(channel)
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Closed):
-            self.sender.lost()
-            for wire in self.wires.values():
-                wire.finish()
-            return
-        if isinstance(event, Requested):
-            self.names[event.request] = event.name
-            task = asyncio.create_task(self._open(event))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            self._server.tell(event.name, event)
-            return
-        self._server.tell(self.names.pop(event.request, ""), event)
-
-    async def _open(self, event: Requested) -> None:
-        """Look for the source of a request; whatever goes wrong is told to the receiver."""
-        try:
-            found = self._server.resolve(event.name)
-            source = await found if isawaitable(found) else found
-        except LookupError:
-            self.sender.refuse(event.request, Code.UNKNOWN, "there is nothing under this name")
-        except Exception as error:  # noqa: BLE001 - the application's code; only this request ends
-            self.sender.refuse(event.request, Code.FAILED, f"the source was not opened: {type(error).__name__}")
-        else:
-            with suppress(TransferError):  # the connection has failed meanwhile
-                self.sender.open(event.request, source)
-        self._tell_ended()
-        self.wake()
-
-    def _tell_ended(self) -> None:
-        for event in self.sender.ended():
-            self._server.tell(self.names.pop(event.request, ""), event)
-
-    async def end(self) -> None:
-        """The first connection is gone, and with it the session."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.sender.lost()
-        self._tell_ended()
-        for wire in self.wires.values():
-            wire.finish()
 
 
 class Server:
@@ -141,24 +46,28 @@ class Server:
         on_event: Callable[[str, Event], None] | None,
     ) -> None:
         self.resolve: Resolve = sources.__getitem__ if isinstance(sources, Mapping) else sources
+        self._names = sources if isinstance(sources, Mapping) else {}
         self.host = host
         self.port = port
         self.limits = SenderLimits() if limits is None else limits
         self._ssl = ssl
         self._bucket = bucket
-        self._timeouts = Timeouts() if timeouts is None else timeouts
+        self.timeouts = Timeouts() if timeouts is None else timeouts
         self._max_connections = integer("max_connections", max_connections, 1, 1 << 20, ParamsError)
         self._marks = marks
         self._on_event = on_event
         self._server: asyncio.Server | None = None
-        self._sessions: dict[bytes, _Session] = {}
+        self._sessions: dict[bytes, Session] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._delivered: Counter[str] = Counter()
         self._begun = asyncio.Event()
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, self.host, self.port, ssl=self._ssl)
+        handshake = None if self._ssl is None else self.timeouts.greeting
+        self._server = await asyncio.start_server(
+            self._accept, self.host, self.port, ssl=self._ssl, ssl_handshake_timeout=handshake
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -178,14 +87,19 @@ class Server:
             await self._server.wait_closed()
 
     async def delivered(self, name: str, times: int = 1) -> None:
-        """Return when receivers have got all of a name that they asked for, so many times since the beginning."""
+        """Return when receivers have got all of a name that they asked for, so many times since the beginning.
+
+        Only for names of a mapping: what a function finds may be without end, and is not counted; see `on_event`.
+        """
+        if name not in self._names:
+            raise ParamsError(f"deliveries are counted for the names of a mapping only, got {shown(name)}")
         while self._delivered[name] < times:
             self._news.clear()
             await self._news.wait()
 
     def tell(self, name: str, event: Event) -> None:
         """Pass an event on."""
-        if isinstance(event, Delivered):
+        if isinstance(event, Delivered) and name in self._names:
             self._delivered[name] += 1
             self._news.set()
         if self._on_event is not None:
@@ -210,18 +124,18 @@ class Server:
             self._connections.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(self._timeouts.greeting):
+        async with asyncio.timeout(self.timeouts.greeting):
             greeting = await reader.readexactly(HEADER_SIZE + HELLO_SIZE)
         records = list(RecordReader(0, HELLO_SIZE).feed(greeting))
         if not records:
             raise ProtocolError("a connection must begin with a greeting")
         hello = Hello.read(records[0])
-        if hello.channel:
+        if hello.lane:
             await self._second(hello, greeting, reader, writer)
             return
         if hello.session in self._sessions:
             raise ProtocolError("a session must begin once")
-        session = self._sessions[hello.session] = _Session(self)
+        session = self._sessions[hello.session] = Session(self)
         try:
             self._begun.set()
             await self._run(session, hello, greeting, reader, writer)
@@ -232,36 +146,34 @@ class Server:
     async def _second(
         self, hello: Hello, greeting: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        async with asyncio.timeout(self._timeouts.greeting):  # the first connection may be the slower one
+        async with asyncio.timeout(self.timeouts.greeting):  # the first connection may be the slower one
             while (session := self._sessions.get(hello.session)) is None:
                 self._begun.clear()
                 await self._begun.wait()
-        if hello.channel in session.wires:
+        if hello.lane in session.wires:
             raise ProtocolError("a session must have one second connection")
         try:
             await self._run(session, hello, greeting, reader, writer)
         finally:
-            first = session.wires.get(0)  # one cannot do without the other
-            if first is not None:
-                first.finish()
+            session.lose()
 
     async def _run(
         self,
-        session: _Session,
+        session: Session,
         hello: Hello,
         greeting: bytes,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        wire = Wire(reader, writer, session, hello.channel, timeouts=self._timeouts, bucket=self._bucket)
-        if hello.channels == 2 and wire.sock is not None:
-            mark(wire.sock, self._marks[hello.channel])
-        session.wires[hello.channel] = wire
+        wire = Wire(reader, writer, session, hello.lane, timeouts=self.timeouts, bucket=self._bucket)
+        if hello.lanes == 2 and wire.sock is not None:
+            mark(wire.sock, self._marks[hello.lane])
+        session.wires[hello.lane] = wire
         try:
-            session.push(greeting, hello.channel)
+            session.push(greeting, hello.lane)
             await wire.run()
         finally:
-            session.wires.pop(hello.channel, None)
+            session.wires.pop(hello.lane, None)
 
 
 def serve(

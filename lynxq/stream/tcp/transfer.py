@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lynxq.arrays import Array
 from lynxq.encoded import Encoded
-from lynxq.errors import IncompleteError, LynxqError, RequestError
+from lynxq.errors import IncompleteError, LynxqError, RequestError, TransferError
+from lynxq.format.header import Header
 from lynxq.layout import Layout, Stream, Tier
 from lynxq.stream.events import (
     AnchorPage,
@@ -25,8 +26,16 @@ from lynxq.stream.events import (
 from lynxq.stream.messages import Code
 from lynxq.stream.received import Received
 
-#: What takes the pages of a transfer.
-Sink = Callable[[AnchorPage | ResidualPage], None]
+
+class Sink(Protocol):
+    """What takes the pages of a transfer."""
+
+    def add(self, page: AnchorPage | ResidualPage, /) -> None:
+        """Take a page; it must be quick, because nothing else is received meanwhile."""
+
+
+#: What makes a sink when the header is here.
+MakeSink = Callable[[Header], Sink]
 
 
 class Ready(NamedTuple):
@@ -45,8 +54,10 @@ class Transfer:
     ----------
     name : str
         What was asked for.
-    received : Received
-        The tensors as far as they are here; with a sink of the caller's, it has only what that keeps.
+    header : Header
+        Of the segment.
+    sink : Sink
+        What takes the pages.
     damaged : list of Damaged
         Pages that will not come.
     retried : int
@@ -59,7 +70,7 @@ class Transfer:
         number: int,
         *,
         cancel: Callable[[], None],
-        sink: Sink | None,
+        make_sink: MakeSink,
         on_anchor_ready: Callable[[Ready], None] | None,
         on_residual_ready: Callable[[Ready], None] | None,
     ) -> None:
@@ -67,12 +78,13 @@ class Transfer:
         self.number = number
         self.damaged: list[Damaged] = []
         self.retried = 0
-        self.received: Received
+        self.header: Header
+        self.sink: Sink
         self.failure: LynxqError | None = None
         self.ended = False
         self._opened = False
         self._cancel = cancel
-        self._sink = sink
+        self._make_sink = make_sink
         self._callbacks = {"anchor": on_anchor_ready, "residual": on_residual_ready}
         self._tensors_left = -1  # tensors whose anchors are not all here
         self._fresh: dict[Stream, dict[str, list[tuple[int, int]]]] = {"anchor": {}, "residual": {}}
@@ -81,12 +93,12 @@ class Transfer:
     @property
     def metadata(self) -> Mapping[str, str]:
         """What the sender says of the tensors."""
-        return self.received.metadata
+        return self.header.metadata
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
         """The tensors."""
-        return self.received.layouts
+        return self.header.tensors
 
     # --- what arrives ------------------------------------------------------------------------------
 
@@ -95,8 +107,8 @@ class Transfer:
         if isinstance(event, AnchorPage | ResidualPage):
             self._page(event)
         elif isinstance(event, RequestOpened):
-            self.received = Received(event.header)
-            self._sink = self.received.add if self._sink is None else self._sink
+            self.header = event.header
+            self.sink = self._make_sink(event.header)
             self._tensors_left = len(event.layouts)
             self._opened = True
         elif isinstance(event, AnchorReady):
@@ -120,8 +132,7 @@ class Transfer:
         self._changed.set()
 
     def _page(self, event: AnchorPage | ResidualPage) -> None:
-        if self._sink is not None:
-            self._sink(event)
+        self.sink.add(event)
         stream: Stream = "anchor" if isinstance(event, AnchorPage) else "residual"
         ready = Ready(stream, event.name, event.page, event.page + 1)
         callback = self._callbacks[stream]
@@ -220,6 +231,13 @@ class Transfer:
         self._cancel()
 
     # --- what is here ------------------------------------------------------------------------------
+
+    @property
+    def received(self) -> Received:
+        """The tensors as far as they are here; raises `TransferError` if a sink of the caller's has the pages."""
+        if not isinstance(self.sink, Received):
+            raise TransferError(f"the pages of {self.name!r} went to {self.sink!r}")
+        return self.sink
 
     def tier(self, name: str) -> Tier | None:
         """As :meth:`Received.tier`."""

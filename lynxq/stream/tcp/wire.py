@@ -19,13 +19,13 @@ PORTION = 1 << 16
 class Machine(Protocol):
     """What a wire needs of a state machine."""
 
-    def pull(self, size: int, channel: int) -> bytes:
+    def pull(self, size: int, lane: int) -> bytes:
         """The next bytes to send on a connection."""
 
-    def push(self, data: bytes, channel: int) -> None:
+    def push(self, data: bytes, lane: int) -> None:
         """Take bytes that came on a connection."""
 
-    def keepalive(self, channel: int) -> None:
+    def keepalive(self, lane: int) -> None:
         """Queue a sign of life."""
 
 
@@ -37,7 +37,7 @@ class Wire:
     reader, writer
         The streams of the connection; the wire closes them.
     machine : Machine
-    channel : int
+    lane : int
     timeouts : Timeouts
     bucket : TokenBucket, optional
         Limits what is sent.
@@ -48,7 +48,7 @@ class Wire:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         machine: Machine,
-        channel: int,
+        lane: int,
         *,
         timeouts: Timeouts,
         bucket: TokenBucket | None = None,
@@ -56,7 +56,7 @@ class Wire:
         self._reader = reader
         self._writer = writer
         self._machine = machine
-        self._channel = channel
+        self._lane = lane
         self._timeouts = timeouts
         self._bucket = bucket
         self._more = asyncio.Event()
@@ -115,32 +115,41 @@ class Wire:
                 raise SilenceError(f"the peer was silent for {self._timeouts.silence:g} s") from None
             if not data:
                 return
-            self._machine.push(data, self._channel)
+            self._machine.push(data, self._lane)
             self._more.set()
 
     async def _write(self) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeouts.keepalive
         while True:
-            if self._bucket is not None:
-                await self._bucket.wait()
-            size = PORTION if self._bucket is None else min(PORTION, self._bucket.portion)
+            size = await self._portion(deadline)
             self._more.clear()
-            data = self._machine.pull(size, self._channel)
+            data = self._machine.pull(size, self._lane)
             if data:
                 if self._bucket is not None:
                     self._bucket.spend(len(data))
                 await self._send(data)
+                deadline = clock() + self._timeouts.keepalive
             elif self._finishing:
                 return
+            elif clock() >= deadline:  # however often it was woken for nothing
+                self._machine.keepalive(self._lane)
             else:
-                await self._wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await self._more.wait()
 
-    async def _wait(self) -> None:
-        """Wait for something to send; after a while, send a sign of life."""
+    async def _portion(self, deadline: float) -> int:
+        """How many bytes may be sent, when some may; one record if it is time for a sign of life before that."""
+        if self._bucket is None:
+            return PORTION
         try:
-            async with asyncio.timeout(self._timeouts.keepalive):
-                await self._more.wait()
+            async with asyncio.timeout_at(deadline):
+                await self._bucket.wait()
         except TimeoutError:
-            self._machine.keepalive(self._channel)
+            self._machine.keepalive(self._lane)
+            return 1
+        return min(PORTION, self._bucket.portion)
 
     async def _send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -154,7 +163,7 @@ class Wire:
     def _last_words(self) -> None:
         """Say what went wrong, if the kernel takes it at once."""
         with suppress(OSError, TransferError):
-            self._writer.write(self._machine.pull(PORTION, self._channel))
+            self._writer.write(self._machine.pull(PORTION, self._lane))
 
     async def close(self) -> None:
         """Close the connection; what the peer does not take within a second is dropped."""
