@@ -73,6 +73,7 @@ def tables(result: dict[str, Any]) -> list[str]:
         ]
         for row, o in group:
             kept = f"{o.accepted} / {o.drafted}" if o.drafted else "–"
+            kept += f" ({o.revisions} revisions)" if o.revisions else ""
             lines.append(
                 f"| {schemes.get(o.job.method).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
                 + " | ".join(seconds(at) for at in times_of(o))

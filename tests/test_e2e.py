@@ -107,6 +107,70 @@ def test_final_tokens_are_those_of_the_same_passes_over_the_full_cache(model, te
         assert [one.phase for one in first.trace.passes] == ["step"] * 50
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_that_was_revised_is_verified_as_any_other(model, temperature):
+    tensors, last = prefilled(model)
+    sampling = Sampling(temperature, seed=6)
+    cache = anchored(tensors)
+    first = Generation(model, cache, last, sampling)
+    first.draft(lambda done: done < 20)
+    original = list(first.trace.drafted)
+    for name in list(tensors)[:4]:  # two layers of four
+        cache.write(name, tensors[name])
+    first.revise()
+    first.draft(lambda done: done < 20)
+    assert first.trace.revisions == 1
+    assert len(first.trace.drafted) >= 20
+    assert len(first.trace.drafted_at) == len(first.trace.drafted)
+    refine(cache, tensors)
+    if not temperature:  # once all is there, a revised draft is what verification would leave
+        first.revise()
+    first.verify()
+    first.step(40)
+    assert temperature or first.trace.accepted == len(first.trace.drafted)
+    full = ProgressiveCache(tensors)
+    refine(full, tensors)
+    second = Generation(model, full, last, sampling)
+    second.adopt(first)
+    second.verify()
+    second.step(40)
+    assert second.trace.final == first.trace.final
+    assert first.trace.final[: first.trace.accepted] == first.trace.drafted[: first.trace.accepted]
+    assert original
+
+
+def test_sampled_tokens_follow_the_full_cache_whatever_was_drafted_and_revised():
+    class Table:
+        """A model of three tokens whose distribution depends on whether its cache is full, and on nothing else."""
+
+        def forward(self, ids, cache, *, keep=0):
+            row = {"anchor": [0.7, 0.2, 0.1], "half": [0.1, 0.6, 0.3], "full": [0.25, 0.25, 0.5]}[cache.state]
+            count = keep or ids.shape[1]
+            return torch.tensor(row).log().expand(1, count, 3)
+
+    class Stage:
+        prefix, waited, required, state = 0, 0.0, "anchor", "anchor"
+
+        def truncate(self, tokens):
+            pass
+
+    counts = np.zeros((3, 3))
+    for seed in range(3000):
+        cache = Stage()
+        generation = Generation(Table(), cache, 0, Sampling(1.0, seed))
+        generation.draft(lambda done: done < 2)
+        cache.state = "half"
+        generation.revise()
+        generation.draft(lambda done: done < 3)
+        cache.state = "full"
+        generation.verify()
+        generation.step(2)
+        counts[tuple(generation.trace.final[:2])] += 1
+    p = np.array([0.25, 0.25, 0.5])
+    wanted = 3000 * np.outer(p, p)
+    assert ((counts - wanted) ** 2 / wanted).sum() < 26.1  # chi-square, 8 degrees of freedom, 1 in 1000
+
+
 @pytest.mark.parametrize("drafts", [1, 5, 30])
 def test_greedy_tokens_are_those_of_decoding_step_by_step(model, drafts):
     tensors, last = prefilled(model)

@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from lynxq.integrations.hf import ProgressiveCache
-from lynxq.speculative import Distributions, Draft, Drafting, verify
+from lynxq.speculative import Distributions, Draft, verify
 
-Phase = Literal["draft", "verify", "step"]
+Phase = Literal["draft", "revise", "verify", "step"]
+_PHASES: tuple[Phase, ...] = ("draft", "revise", "verify", "step")
 
 
 class Model(Protocol):
@@ -35,16 +36,15 @@ class Sampling:
     temperature : float
         0 is greedy decoding.
     seed : int
-        Of the uniform numbers. Each draft has its own, and each final token; what is drawn depends on nothing else.
+        Of the uniform numbers. Each drafted and each final token has its own; no number is used twice.
     """
 
     temperature: float = 0.0
     seed: int = 0
 
-    def uniforms(self, phase: Phase, place: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The numbers that a phase draws with at a place of the text."""
-        key = [self.seed, ("draft", "verify", "step").index(phase), place]
-        return np.random.default_rng(key).random(count)
+    def uniforms(self, phase: Phase, revision: int, place: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The numbers that a phase draws with at a place of the text, after so many revisions of the draft."""
+        return np.random.default_rng([self.seed, _PHASES.index(phase), revision, place]).random(count)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Pass:
 
     Attributes
     ----------
-    phase : {"draft", "verify", "step"}
+    phase : {"draft", "revise", "verify", "step"}
     begin, end : float
         Seconds of the monotonic clock.
     waited : float
@@ -81,7 +81,9 @@ class Trace:
     Attributes
     ----------
     drafted : list of int
-        Tokens that were drafted from the anchor.
+        Tokens that were drafted, as the last revision left them.
+    revisions : int
+        How often the draft was read again before the verification.
     accepted : int
         Of these, those that stay.
     final : list of int
@@ -92,6 +94,7 @@ class Trace:
     """
 
     drafted: list[int] = field(default_factory=list)
+    revisions: int = 0
     accepted: int = 0
     final: list[int] = field(default_factory=list)
     drafted_at: list[float] = field(default_factory=list)
@@ -129,24 +132,58 @@ class Generation:
         self._sampling = sampling
         self._on_pass = on_pass or (lambda _: None)
         self.trace = Trace()
-        self.drafting: Draft | None = None  # tokens with what they were drawn from
+        self._rows: list[Distributions] = []  # what the drafted tokens were drawn from
 
     def draft(self, more: Callable[[int], bool]) -> None:
-        """Draft tokens from what is there of the prefix, as long as `more` says so, which gets their number so far."""
-        drafting, token = Drafting(1), self._last
+        """Draft tokens from what is there of the prefix, as long as `more` says so, which gets their number so far.
+
+        It goes on where an earlier draft or a revision of it has ended.
+        """
         while more(len(self.trace.drafted)):
-            logits = self._run("draft", [token], keep=1)
-            row = Distributions.from_logits(logits, temperature=self._sampling.temperature)
-            drawn = drafting.draw(row, self._sampling.uniforms("draft", len(self.trace.drafted), 1))
-            token = int(drawn[0])
-            self.trace.drafted.append(token)
+            place = len(self.trace.drafted)
+            row = self._distributions(self._run("draft", [self._following], keep=1))
+            drawn = row.draw(self._sampling.uniforms("draft", self.trace.revisions, place, 1))
+            self._rows.append(row)
+            self.trace.drafted.append(int(drawn[0]))
             self.trace.drafted_at.append(time.monotonic())
             self._on_pass(self.trace)
-        self.drafting = drafting.finish() if self.trace.drafted else None
+
+    @property
+    def _following(self) -> int:
+        """The last token that there is, drafted or not."""
+        return self.trace.drafted[-1] if self.trace.drafted else self._last
+
+    def _judge(self, phase: Phase) -> tuple[Distributions, list[int], int]:
+        """Read the draft again: what its tokens should have been drawn from, what comes of it, and how many stay."""
+        self._cache.truncate(self._cache.prefix)
+        tokens = [self._last, *self.trace.drafted]
+        target = self._distributions(self._run(phase, tokens, keep=0))
+        count = len(self.trace.drafted)
+        rows = Distributions.concatenate(self._rows, np.arange(count))
+        draft = Draft(rows.home.put(np.array(self.trace.drafted)), rows, [count])
+        result = verify(draft, target, self._sampling.uniforms(phase, self.trace.revisions, 0, count + 1))
+        kept = int(result.accepted[0])
+        self._cache.truncate(self._cache.prefix + 1 + kept)
+        return target, [int(token) for token in result.tokens], kept
+
+    def revise(self) -> None:
+        """Read the draft again with what has arrived since, and keep what the rule of speculation keeps.
+
+        What comes out follows the distributions of the cache as it is now, and is a draft again, of these.
+        """
+        if not self.trace.drafted:
+            return
+        self.trace.revisions += 1
+        target, tokens, kept = self._judge("revise")
+        self._rows = [Distributions.concatenate([target], np.arange(kept + 1))]
+        self.trace.drafted = tokens
+        self.trace.drafted_at = [*self.trace.drafted_at[:kept], time.monotonic()]
+        self._on_pass(self.trace)
 
     def adopt(self, other: Generation) -> None:
         """Take the draft of another generation, to verify it again."""
-        self.drafting = other.drafting
+        self._rows = list(other._rows)
+        self.trace.revisions = other.trace.revisions
         self.trace.drafted, self.trace.drafted_at = list(other.trace.drafted), list(other.trace.drafted_at)
 
     def verify(self) -> None:
@@ -154,16 +191,10 @@ class Generation:
 
         The pass waits, layer by layer, for what has not arrived of the residual.
         """
-        self._cache.truncate(self._cache.prefix)
         self._cache.required = "full"
-        if self.drafting is None:
-            return
-        tokens = [self._last, *self.trace.drafted]
-        target = Distributions.from_logits(self._run("verify", tokens, keep=0), temperature=self._sampling.temperature)
-        result = verify(self.drafting, target, self._sampling.uniforms("verify", 0, len(tokens)))
-        self.trace.accepted = int(result.accepted[0])
-        self._finish([int(token) for token in result.tokens])
-        self._cache.truncate(self._cache.prefix + 1 + self.trace.accepted)
+        if self.trace.drafted:
+            _, tokens, self.trace.accepted = self._judge("verify")
+            self._finish(tokens)
 
     def approximate(self) -> None:
         """Take drafted tokens as they are, and go on from what there is of the prefix; after a verification, too,
@@ -182,8 +213,11 @@ class Generation:
         """Generate token by token until there are so many final ones."""
         while len(self.trace.final) < count:
             logits = self._run("step", [self._last], keep=1)
-            row = Distributions.from_logits(logits, temperature=self._sampling.temperature)
-            self._finish([int(row.draw(self._sampling.uniforms("step", len(self.trace.final), 1))[0])])
+            uniforms = self._sampling.uniforms("step", 0, len(self.trace.final), 1)
+            self._finish([int(self._distributions(logits).draw(uniforms)[0])])
+
+    def _distributions(self, logits: Any) -> Distributions:
+        return Distributions.from_logits(logits, temperature=self._sampling.temperature)
 
     def _finish(self, tokens: Sequence[int]) -> None:
         self.trace.final += tokens

@@ -91,6 +91,9 @@ class Outcome:
     final_at : list of float
         Of every final token.
     drafted, accepted : int
+        Tokens of the draft that was verified, and those that stayed.
+    revisions : int
+        How often the draft was read again before, with what had arrived of the residual.
     window : int or None
         Tokens that the adaptive window asked for when the anchor was there.
     tokens, draft : list of int
@@ -120,6 +123,7 @@ class Outcome:
     final_at: list[float] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
+    revisions: int = 0
     window: int | None = None
     verify_seconds: float | None = None
     step_seconds: float | None = None

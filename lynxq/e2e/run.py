@@ -19,6 +19,8 @@ from lynxq.lab import LanguageModel
 from lynxq.layout import Layout
 from lynxq.stream.tcp import Ready, Transfer, connect
 
+#: Seconds between two looks at what has arrived.
+_NAP = 0.005
 #: Tells what happens: a kind, and what belongs to it.
 Tell = Callable[..., None]
 
@@ -54,7 +56,7 @@ class Run:
         layouts = layouts_for(model, job.prompt_tokens - 1)
         self._sent = method.sent(layouts)
         self._cache = ProgressiveCache(
-            layouts, capacity=job.prompt_tokens + job.cap + job.new_tokens + 1, dtype=model.dtype,
+            layouts, capacity=job.prompt_tokens + job.cap + job.new_tokens + 16, dtype=model.dtype,
             timeout=job.residual_timeout,
         )  # fmt: skip
         self._fill = method.fill(layouts)
@@ -148,6 +150,9 @@ class Run:
         generation, job = self.generation, self._job
         if self._method.drafts:
             generation.draft(self._more)
+            while self._revise(generation.trace):
+                generation.revise()
+                generation.draft(self._more)
         try:
             generation.verify()
             generation.step(job.new_tokens)
@@ -160,11 +165,30 @@ class Run:
             generation.step(job.new_tokens)
         del generation.trace.final[job.new_tokens :], generation.trace.final_at[job.new_tokens :]
 
+    @property
+    def _wanted(self) -> int:
+        """Tokens to draft at most."""
+        return min(self._job.cap, self._job.new_tokens)
+
+    def _revise(self, trace: Trace) -> bool:
+        """Wait until the draft should be read again, or its verification begin."""
+        if len(trace.drafted) < self._wanted:
+            return False
+        while self._lost is None and self._pace.silent(time.monotonic()) < self._job.residual_timeout:
+            if self._cancelled:
+                raise _CancelledRun
+            answer = self._pace.time_for_revision(len(trace.drafted))
+            if answer is not None:
+                return answer
+            time.sleep(_NAP)
+        return False
+
     def _more(self, drafted: int) -> bool:
         if self._cancelled:
             raise _CancelledRun
-        wanted = min(self._job.cap, self._job.new_tokens)
-        return drafted == 0 or (drafted < wanted and self._lost is None and self._pace.time_for_one_more(drafted))
+        if drafted >= self._wanted:
+            return False
+        return drafted == 0 or (self._lost is None and self._pace.time_for_one_more(drafted))
 
     def _passed(self, trace: Trace) -> None:
         """After each pass: learn how long it took, and whether to go on."""
@@ -203,9 +227,11 @@ class Run:
         outcome.anchor_bytes, outcome.residual_bytes = self._pace.anchor_bytes, self._pace.residual_bytes
         outcome.tokens, outcome.draft = list(trace.final), list(trace.drafted)
         outcome.drafted, outcome.accepted = len(trace.drafted), trace.accepted
+        outcome.revisions = trace.revisions
         outcome.final_at = [at - self._begin for at in trace.final_at]
         outcome.first_final = outcome.final_at[0] if outcome.final_at else None
-        outcome.first_drafted = trace.drafted_at[0] - self._begin if trace.drafted else outcome.first_final
+        drafts = [one.end for one in trace.passes if one.phase == "draft"]
+        outcome.first_drafted = drafts[0] - self._begin if drafts else outcome.first_final
         for one in trace.passes:
             self._span("decode", one.phase, one.begin, one.end)
         verifications = [one.seconds for one in trace.passes if one.phase == "verify"]

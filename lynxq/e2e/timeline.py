@@ -18,6 +18,7 @@ _LANES = (
     (("decode", "fill anchor"), "decode pages"),
     (("decode", "fill residual"), "decode pages"),
     (("decode", "draft"), "model"),
+    (("decode", "revise"), "model"),
     (("decode", "verify"), "model"),
     (("decode", "step"), "model"),
 )
@@ -28,6 +29,7 @@ _COLORS = {
     "fill anchor": "#1f77b4",
     "fill residual": "#aec7e8",
     "draft": "#ff7f0e",
+    "revise": "#9467bd",
     "verify": "#d62728",
     "step": "#2ca02c",
 }

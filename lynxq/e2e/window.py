@@ -14,6 +14,10 @@ from lynxq.layout import Layout
 from lynxq.speculative import AdaptiveWindow
 from lynxq.stream.tcp import Ready
 
+#: How much more of the residual must be here for the draft to be read again, and how many verifications must fit into
+#: what is left of the time: that pass, some tokens, and the verification itself.
+_SHARE, _PASSES = 0.25, 2.5
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -76,6 +80,7 @@ class Pace:
         self._lock = Lock()
         self._layouts = layouts
         self._since: float | None = None
+        self._revised_at = 0  # bytes of the residual that the draft was read with
         self.anchor_bytes = self.residual_bytes = 0
         sizes = [(one.stream_size("anchor"), one.stream_size("residual")) for one in layouts.values()]
         self.anchor_total = sum(anchor for anchor, _ in sizes)
@@ -93,6 +98,11 @@ class Pace:
             if self._since is not None:
                 self._adaptive.link.add(size, now - self._since)
             self._since = now
+
+    def silent(self, now: float) -> float:
+        """Seconds since something has arrived."""
+        with self._lock:
+            return 0.0 if self._since is None else now - self._since
 
     @property
     def anchors_complete(self) -> bool:
@@ -124,3 +134,15 @@ class Pace:
                 return bool(left)
             verification = self._costs.verification(drafted + 1)
             return self._adaptive.size(max(0, left - int(verification * rate / 8))) >= 1
+
+    def time_for_revision(self, drafted: int) -> bool | None:
+        """Whether to read the draft again, now that no more is to be drafted; None for later."""
+        with self._lock:
+            rate = self._adaptive.link.bits_per_second
+            left = self.residual_total - self.residual_bytes
+            if not left or not rate or 8 * left / rate < _PASSES * self._costs.verification(drafted):
+                return False
+            if self.residual_bytes - self._revised_at < _SHARE * self.residual_total:
+                return None
+            self._revised_at = self.residual_bytes
+            return True
