@@ -161,17 +161,18 @@ def test_a_run_is_cancelled(processes, when):
     assert processes.run("lynx").error is None
 
 
-def test_the_residual_stalls(processes):
+@pytest.mark.parametrize("when", [some_anchors, some_residual])
+def test_the_link_stalls(processes, when):
     try:
         begin = time.monotonic()
         outcome = processes.run(
-            "lynx", rate=40e3, residual_timeout=2.0, when=some_residual,
+            "lynx", rate=40e3, residual_timeout=2.0, when=when,
             then=lambda: processes.kill("prefill", signal.SIGSTOP),
         )  # fmt: skip
         assert time.monotonic() - begin < LIMIT / 2
     finally:
         processes.kill("prefill", signal.SIGCONT)
-    assert "has not arrived within 2 s" in outcome.error
+    assert "will not arrive: nothing has arrived for 2 s" in outcome.error
     assert outcome.tokens == []
 
 

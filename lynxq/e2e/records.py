@@ -34,7 +34,7 @@ class Job:
     allow_approximate : bool
         Whether to go on from the anchor if the residual never comes. The outcome then says that it is approximate.
     residual_timeout : float
-        Seconds to wait for anything that is needed, before it counts as never coming.
+        Seconds without a byte after which the rest counts as never coming.
     check : bool
         Whether to compare the tokens with those from the full reconstruction afterwards.
     """

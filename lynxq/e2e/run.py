@@ -13,7 +13,7 @@ from lynxq.e2e.generation import Generation, Sampling, Trace
 from lynxq.e2e.records import Job, Outcome, Span
 from lynxq.e2e.window import Costs, Pace
 from lynxq.encoded import Encoded
-from lynxq.errors import CacheNotReadyError, LynxqError, WorkerError
+from lynxq.errors import CacheNotReadyError, LynxqError, TransferError, WorkerError
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.lab import LanguageModel
 from lynxq.layout import Layout
@@ -21,6 +21,8 @@ from lynxq.stream.tcp import Ready, Transfer, connect
 
 #: Seconds between two looks at what has arrived.
 _NAP = 0.005
+#: Seconds that a forward pass waits: who watches the link ends the wait.
+_FOR_EVER = 1e6
 #: Tells what happens: a kind, and what belongs to it.
 Tell = Callable[..., None]
 
@@ -57,7 +59,7 @@ class Run:
         self._sent = method.sent(layouts)
         self._cache = ProgressiveCache(
             layouts, capacity=job.prompt_tokens + job.cap + job.new_tokens + 16, dtype=model.dtype,
-            timeout=job.residual_timeout,
+            timeout=_FOR_EVER,
         )  # fmt: skip
         self._fill = method.fill(layouts)
         self.generation = Generation(
@@ -91,12 +93,13 @@ class Run:
         self._tell("begin", at=self._begin)
         async with connect(host, port, attempts=2) as client:
             generating = asyncio.create_task(asyncio.to_thread(self._generate))
-            receiving = asyncio.create_task(self._receive(client))
+            receiving = [asyncio.create_task(self._receive(client)), asyncio.create_task(self._watch())]
             try:
                 await generating
             finally:
-                receiving.cancel()
-                await asyncio.gather(receiving, return_exceptions=True)
+                for task in receiving:
+                    task.cancel()
+                await asyncio.gather(*receiving, return_exceptions=True)
                 self._cache.fail(_CancelledRun("the run is over"))
                 await asyncio.gather(generating, return_exceptions=True)
         self._report()
@@ -114,9 +117,22 @@ class Run:
             async for ready in transfer.ready():
                 await asyncio.to_thread(self._put, transfer, ready)
         except LynxqError as error:
-            self._lost = error
-            if not self._cancelled:
-                self._cache.fail(error)
+            self._lose(error)
+
+    async def _watch(self) -> None:
+        """Give up when nothing has arrived for too long."""
+        limit = self._job.residual_timeout
+        while not self._pace.complete:
+            await asyncio.sleep(min(0.1, limit / 4))
+            if time.monotonic() - max(self._begin, self._pace.last_arrival) > limit:
+                self._lose(TransferError(f"nothing has arrived for {limit:g} s"))
+                return
+
+    def _lose(self, error: LynxqError) -> None:
+        """Nothing more will arrive."""
+        self._lost = error
+        if not self._cancelled:
+            self._cache.fail(error)
 
     def _arrived(self, ready: Ready) -> None:
         """Count a page on the loop, as soon as it is here."""
@@ -174,7 +190,7 @@ class Run:
         """Wait until the draft should be read again, or its verification begin."""
         if len(trace.drafted) < self._wanted:
             return False
-        while self._lost is None and self._pace.silent(time.monotonic()) < self._job.residual_timeout:
+        while self._lost is None:
             if self._cancelled:
                 raise _CancelledRun
             answer = self._pace.time_for_revision(len(trace.drafted))

@@ -99,10 +99,10 @@ class Pace:
                 self._adaptive.link.add(size, now - self._since)
             self._since = now
 
-    def silent(self, now: float) -> float:
-        """Seconds since something has arrived."""
-        with self._lock:
-            return 0.0 if self._since is None else now - self._since
+    @property
+    def last_arrival(self) -> float:
+        """When something arrived last, in seconds of the monotonic clock."""
+        return self._since or 0.0
 
     @property
     def anchors_complete(self) -> bool:
