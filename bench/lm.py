@@ -13,8 +13,8 @@ import numpy as np
 from environment import RESULTS
 
 from lynxq import lab
-from lynxq.lab import texts
 from lynxq.arrays import Array
+from lynxq.lab import texts
 
 
 def add_options(parser: argparse.ArgumentParser, continuation: int) -> None:
