@@ -56,6 +56,7 @@ CALIBRATIONS = (
     ("cal-vnmse", "centred_vnmse", "kind", None),
     ("cal-attention-layer", "attention", "layer", None),
     ("cal-attention-4.95", "attention", "kind", 4.95),
+    ("cal-attention-layer-4.95", "attention", "layer", 4.95),
 )
 
 
