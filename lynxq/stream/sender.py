@@ -9,12 +9,12 @@ from typing import ClassVar
 from lynxq.errors import LynxqError, PeerError, ProtocolError
 from lynxq.format.frames import STREAMS, Buffer
 from lynxq.layout import Stream
-from lynxq.stream.asked import Requests
 from lynxq.stream.events import Cancelled, Closed, Delivered, Ended, Event, Requested
 from lynxq.stream.limits import SenderLimits
 from lynxq.stream.messages import Code, Hello, Role, read_name, read_reason, reason_record
 from lynxq.stream.outgoing import ChangedError, Outgoing
 from lynxq.stream.records import Record, RecordReader, Type
+from lynxq.stream.requests import Requests
 from lynxq.stream.scheduler import Scheduler
 from lynxq.stream.sources import Source
 
