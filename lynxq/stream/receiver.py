@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable
 from typing import ClassVar
 
-from lynxq.arguments import choice, integer
-from lynxq.errors import ContainerError, LynxqError, ParamsError, PeerError, ProtocolError
+from lynxq.arguments import choice, instance, integer
+from lynxq.errors import ContainerError, DTypeError, LynxqError, ParamsError, PeerError, ProtocolError
 from lynxq.format.frames import KINDS, STREAMS, Buffer
 from lynxq.layout import Stream, Tier
 from lynxq.stream.control import ControlQueue
@@ -61,6 +61,7 @@ class Receiver:
 
     def __init__(self, limits: ReceiverLimits | None = None) -> None:
         self.limits = ReceiverLimits() if limits is None else limits
+        instance("limits", self.limits, ReceiverLimits, DTypeError)
         self.peer: Hello | None = None
         self._windows: dict[Stream, Window] = {
             "anchor": Window(self.limits.anchor_window),

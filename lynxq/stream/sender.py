@@ -182,9 +182,13 @@ class Sender:
         asked = self._requests.get(request)
         if asked is None or asked.sending is not None or self.peer is None:
             return False
-        asked.sending = Outgoing(
-            request, source, asked.wanted, asked.have, max_again=self.limits.max_again, wake=self._wake
-        )
+        try:
+            asked.sending = Outgoing(
+                request, source, asked.wanted, asked.have, max_again=self.limits.max_again, wake=self._wake
+            )
+        except Exception as error:  # noqa: BLE001 - the application's code, or no source at all; only this request ends
+            self._end(request, Code.FAILED, f"the source was not opened: {type(error).__name__}")
+            return False
         header = asked.sending.header
         if header.size > self.peer.max_control:
             self._end(request, Code.REFUSED, f"a header of {header.size} bytes is more than the receiver takes")
