@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,7 @@ from environment import RESULTS
 
 from lynxq import lab
 from lynxq.arrays import Array
-
-#: Name of the text that needs no file: the source of a module of Python's standard library.
-SOURCE = "python-source"
+from lynxq.lab import texts
 
 
 def add_options(parser: argparse.ArgumentParser, continuation: int) -> None:
@@ -29,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser, continuation: int) -> None:
         action="append",
         required=True,
         metavar="NAME=PATH[@CHARACTER]",
-        help=f"a text to score, from a character on; may be repeated; {SOURCE!r} alone is that of argparse",
+        help=f"a text to score, from a character on; may be repeated; without a file: {', '.join(texts.TEXTS)}",
     )
     parser.add_argument("--prefix", type=int, default=1536, help="tokens whose cache is replaced")
     parser.add_argument("--continuation", type=int, default=continuation, help="tokens behind them that are scored")
@@ -37,12 +34,10 @@ def add_options(parser: argparse.ArgumentParser, continuation: int) -> None:
 
 def text_of(item: str) -> tuple[str, str]:
     """Name and content of a text."""
-    if item == SOURCE:
-        return SOURCE, inspect.getsource(argparse)
     name, equals, rest = item.partition("=")
     path, _, start = rest.partition("@")
     if not equals:
-        raise SystemExit(f"a text must be NAME=PATH or {SOURCE}, got {item!r}")
+        return texts.read(item)
     return name, Path(path).read_text(encoding="utf-8")[int(start or 0) :]
 
 

@@ -178,6 +178,8 @@ def calibration(result: Result) -> list[str]:
                 f"| {row['key_centred_vnmse']:.1e} / {row['value_centred_vnmse']:.1e} |"
             )
     lines.append("")
+    if not any(names for _, names in pairs):
+        lines.append("No calibration is measured yet, so nothing is claimed.")
     for base, names in pairs:
         for name in names:
             ratio = rows[name]["kl"] / rows[base]["kl"]

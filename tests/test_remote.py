@@ -1,15 +1,20 @@
 """Containers behind a URL: which bytes are asked for, in how many requests, and what a store must be able to do."""
 
 import sys
+import threading
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from typing import ClassVar
 
 import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import lynxq
@@ -66,6 +71,7 @@ class Recorded(MemoryFileSystem):
     pseudo_dirs: ClassVar = [""]
     requests: ClassVar = []
     answers: ClassVar = []
+    turn: ClassVar = threading.Lock()
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -73,7 +79,10 @@ class Recorded(MemoryFileSystem):
 
     def cat_file(self, path, start=None, end=None, **kwargs):
         self.requests.append((self._strip_protocol(path), start, end))
+        assert self.turn.acquire(blocking=False), "files in memory have one position: one reader at a time"
+        time.sleep(1e-4)
         found = super().cat_file(path, start, end)
+        self.turn.release()
         return self.answers.pop(0)(found) if self.answers else found
 
     def info(self, path, **kwargs):
@@ -184,6 +193,16 @@ def test_what_cannot_be_fetched(store, source):
             pass
     with pytest.raises(MissingTensorError):
         lynxq.load(source, names=["x"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40))))
+def test_ranges_are_merged_without_a_byte_more(ranges):
+    found = remote.merged(ranges)
+    assert {at for begin, end in found for at in range(begin, end)} == {
+        at for begin, end in ranges for at in range(begin, end)
+    }
+    assert all(before[1] < after[0] for before, after in pairwise(found))
+    assert all(begin < end for begin, end in found)
 
 
 def test_large_reads_are_asked_for_in_parts(store, monkeypatch):
