@@ -15,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transformers.utils
 
 
 def without_torchvision() -> None:
     """An empty torchvision, which SGLang imports for images: its wheels do not load beside torch for the CPU."""
+    import transformers.utils
+
     assert not transformers.utils.is_torchvision_available()
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional", "torchvision.io"):
         module = types.ModuleType(name)
@@ -29,19 +30,14 @@ def without_torchvision() -> None:
         sys.modules[name] = module
 
 
-without_torchvision()
-
-from sglang.srt.managers.cache_controller import HiCacheController  # noqa: E402
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo  # noqa: E402
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo  # noqa: E402
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
-from sglang.srt.mem_cache.storage import StorageBackendFactory  # noqa: E402
-
 LAYERS, HEADS, DIM, PAGE = 3, 2, 24, 16
 
 
 def host_pool(layout: str, dtype: str, tokens: int = 8 * PAGE) -> Any:
     """A host pool of SGLang, of a device pool whose memory is the CPU's."""
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
     kind = getattr(torch, dtype)
     buffers = [tuple(torch.zeros(tokens, HEADS, DIM, dtype=kind) for _ in range(LAYERS)) for _ in "kv"]
     pointers = [torch.tensor([each.data_ptr() for each in side], dtype=torch.int64) for side in buffers]
@@ -76,6 +72,9 @@ def host_pool(layout: str, dtype: str, tokens: int = 8 * PAGE) -> Any:
 
 def controller(pool: Any, options: dict[str, Any], *, rank: int = 0, model: str = "toy") -> Any:
     """What the page functions of the cache controller need of it, with a backend that SGLang's factory made."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.mem_cache.storage import StorageBackendFactory
+
     config = HiCacheStorageConfig(
         tp_rank=rank,
         tp_size=2,
@@ -101,6 +100,9 @@ def controller(pool: Any, options: dict[str, Any], *, rank: int = 0, model: str 
 
 def move(order: dict[str, Any]) -> dict[str, Any]:
     """Save some pages from one pool and load them into another, of another layout if so ordered."""
+    from sglang.srt.managers.cache_controller import HiCacheController
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
+
     source, target = (host_pool(order[side], order["dtype"]) for side in ("from", "to"))
     generator = torch.Generator().manual_seed(0)
     for start in range(0, 8 * PAGE, PAGE):
@@ -162,6 +164,7 @@ def refused(order: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
+    without_torchvision()
     orders = json.loads(Path(sys.argv[1]).read_text())
     results = [refused(order) if "refused" in order else move(order) for order in orders]
     Path(sys.argv[2]).write_text(json.dumps(results))

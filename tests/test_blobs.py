@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import lynxq
 from lynxq.container import atomic
@@ -70,6 +71,28 @@ def test_another_client_sees_what_is_written_and_deleted(tmp_path):
     assert there.contains("page")
     here.delete("page")
     assert not there.contains("page")
+
+
+def test_what_a_filesystem_remembers_of_a_folder_does_not_count():
+    class Remembering(MemoryFileSystem):
+        """Answers from the listing that it made first, as those of object stores do."""
+
+        cachable = False
+        listings: dict[str, list[str]]
+
+        def isfile(self, path):
+            folder = path.rsplit("/", 1)[0]
+            return path in self.listings.setdefault(folder, [each for each in self.store if each.startswith(folder)])
+
+        def invalidate_cache(self, path=None):
+            self.listings.pop(path, None)
+
+    here, there = open_store("memory://remembered"), FsspecStore("memory://remembered")
+    there._system = Remembering()
+    there._system.listings = {}
+    assert not there.contains("page")
+    here.write("page", b"x")
+    assert there.contains("page")
 
 
 @pytest.mark.parametrize("step", ["write", "sync", "rename"])

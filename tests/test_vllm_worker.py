@@ -261,9 +261,9 @@ def test_nothing_is_saved_until_the_scheduler_knows_of_what_failed(tmp_path):
     rank.worker.save(SAVES)
     rank.worker.load(Plan())  # a step that was scheduled before the failure was known
     rank.worker.save(SAVES)
-    rank.worker.load(Plan(missing.loads, acknowledged=1))
+    rank.worker.load(missing)  # so was this, and it fails as well
     rank.worker.save(SAVES)
-    rank.worker.load(Plan())
+    rank.worker.load(Plan(acknowledged=1))  # the scheduler knows of the first failure only
     rank.worker.save(SAVES)
     assert rank.worker.counters == {"loads_failed": 2, "saves_skipped": 12}
     rank.worker.load(Plan(acknowledged=1))
