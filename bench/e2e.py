@@ -38,9 +38,9 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group(2048, None, ALL),  # first, so that everything is warm; also a link on which Lynx cannot win
-    Group(2048, 10.0, ("bf16", "int8", "int4", "kivi4", "lynx")),
+    Group(2048, 10.0, ALL),
     Group(2048, 25.0, (*ALL, "lynx-encoded")),
-    Group(2048, 50.0, ("bf16", "int8", "int4", "kivi4", "lynx")),
+    Group(2048, 50.0, ALL),
     Group(256, 25.0, ("bf16", "int8", "int4", "lynx")),
     Group(1024, 25.0, ("bf16", "int8", "int4", "lynx")),
     Group(4096, 25.0, ("int8", "int4", "lynx")),

@@ -117,14 +117,15 @@ def test_a_draft_that_was_revised_is_verified_as_any_other(model, temperature):
     original = list(first.trace.drafted)
     for name in list(tensors)[:4]:  # two layers of four
         cache.write(name, tensors[name])
-    first.revise()
+    first.revise(20)
     first.draft(lambda done: done < 20)
     assert first.trace.revisions == 1
-    assert len(first.trace.drafted) >= 20
+    assert len(first.trace.drafted) == 20
+    assert cache.get_seq_length() == cache.prefix + 20
     assert len(first.trace.drafted_at) == len(first.trace.drafted)
     refine(cache, tensors)
     if not temperature:  # once all is there, a revised draft is what verification would leave
-        first.revise()
+        first.revise(20)
     first.verify()
     first.step(40)
     assert temperature or first.trace.accepted == len(first.trace.drafted)
@@ -160,7 +161,7 @@ def test_sampled_tokens_follow_the_full_cache_whatever_was_drafted_and_revised()
         generation = Generation(Table(), cache, 0, Sampling(1.0, seed))
         generation.draft(lambda done: done < 2)
         cache.state = "half"
-        generation.revise()
+        generation.revise(3)
         generation.draft(lambda done: done < 3)
         cache.state = "full"
         generation.verify()

@@ -54,7 +54,9 @@ def test_tables_say_what_the_rows_say(bench):
         "like 25 Gbit/s | 0.60 | 0.30 " in bench.goals({**result, "rows": result["rows"][:2] + result["rows"][3:4]})[-1]
     )
     line = bench.goals({**result, "rows": result["rows"][:3]})[-1]
-    assert "| 1.10 | 0.55 | 0.50 | 1.05 |" in line
+    assert "| 1.10 | 0.55 | 0.50 | – | 1.05 |" in line
+    grouped = [*result["rows"][:3], row("int8-token", at=10.25)]
+    assert "| 0.50 | 0.25 | 1.05 |" in bench.goals({**result, "rows": grouped})[-1]
     table = bench.losslessness(result, None)
     assert any("prompts | 2, 1 |" in one for one in table)
     assert any("from the full reconstruction | 1 |" in one for one in table)

@@ -149,8 +149,8 @@ def _table(outcomes: list[Any], new: int) -> Table:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("transfer")
-    some = min(32, new)
-    for heading in ("MB", "first token", "first final", f"{some} final", f"{new} final", "kept", "as full", "as BF16"):
+    counts = [32, new] if new > 32 else [new]
+    for heading in ("MB", "first token", "first final", *(f"{n} final" for n in counts), "kept", "as full", "as BF16"):
         table.add_column(heading, justify="right")
     exact = next((o.tokens for o in outcomes if o.job.method == "bf16" and not o.error), None)
     for outcome in outcomes:
@@ -160,7 +160,7 @@ def _table(outcomes: list[Any], new: int) -> Table:
             schemes.get(outcome.job.method).title + (" (approximate)" if outcome.approximate else ""),
             f"{(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f}",
             *(_seconds(at) for at in (outcome.first_drafted, outcome.first_final)),
-            *(_seconds(outcome.until(count)) for count in (some, new)),
+            *(_seconds(outcome.until(count)) for count in counts),
             f"{outcome.accepted}/{outcome.drafted}" if outcome.drafted else "-",
             marks[outcome.same_as_full],
             marks[same],

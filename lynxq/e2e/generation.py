@@ -166,8 +166,10 @@ class Generation:
         self._cache.truncate(self._cache.prefix + 1 + kept)
         return target, [int(token) for token in result.tokens], kept
 
-    def revise(self) -> None:
+    def revise(self, limit: int) -> None:
         """Read the draft again with what has arrived since, and keep what the rule of speculation keeps.
+
+        At most `limit` tokens: where all stay, the rule adds one.
 
         What comes out follows the distributions of the cache as it is now, and is a draft again, of these.
         """
@@ -175,9 +177,11 @@ class Generation:
             return
         self.trace.revisions += 1
         target, tokens, kept = self._judge("revise")
-        self._rows = [Distributions.concatenate([target], np.arange(kept + 1))]
+        tokens = tokens[:limit]
+        self._rows = [Distributions.concatenate([target], np.arange(len(tokens)))]
+        self._cache.truncate(self._cache.prefix + len(tokens))
         self.trace.drafted = tokens
-        self.trace.drafted_at = [*self.trace.drafted_at[:kept], time.monotonic()]
+        self.trace.drafted_at = [*self.trace.drafted_at[:kept], time.monotonic()][: len(tokens)]
         self._on_pass(self.trace)
 
     def adopt(self, other: Generation) -> None:

@@ -167,7 +167,7 @@ class Run:
         if self._method.drafts:
             generation.draft(self._more)
             while self._revise(generation.trace):
-                generation.revise()
+                generation.revise(self._wanted)
                 generation.draft(self._more)
         try:
             generation.verify()
@@ -248,8 +248,10 @@ class Run:
         outcome.first_final = outcome.final_at[0] if outcome.final_at else None
         drafts = [one.end for one in trace.passes if one.phase == "draft"]
         outcome.first_drafted = drafts[0] - self._begin if drafts else outcome.first_final
-        for one in trace.passes:
-            self._span("decode", one.phase, one.begin, one.end)
+        for one in trace.passes:  # most of what a pass waits, it waits at its first layer
+            if one.waited:
+                self._span("decode", "wait", one.begin, one.begin + one.waited)
+            self._span("decode", one.phase, one.begin + one.waited, one.end)
         verifications = [one.seconds for one in trace.passes if one.phase == "verify"]
         steps = [one.seconds for one in trace.passes if one.phase == "step"]
         outcome.verify_seconds = verifications[0] if verifications else None
