@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import lynxq
 from lynxq.container import atomic
-from lynxq.errors import ParamsError
+from lynxq.errors import ParamsError, SourceError
 from lynxq.integrations import blobs
 from lynxq.integrations.blobs import BlobStore, FolderStore, FsspecStore, open_store
 
@@ -38,6 +38,9 @@ def test_kinds(tmp_path):
     assert isinstance(open_store("memory://x"), FsspecStore)
     for wrong in (None, "", 3, b"folder"):
         with pytest.raises(ParamsError, match="a store must be"):
+            open_store(wrong)
+    for wrong in ("nonsense://x", "reference://", "memory://a::b"):
+        with pytest.raises(SourceError):
             open_store(wrong)
 
 

@@ -83,11 +83,36 @@ def test_files_without_parameters_are_refused(source, tmp_path, content):
     assert not (tmp_path / "kv.lynx").exists()
 
 
+def test_a_calibration_lacks_no_parameter(source, tmp_path):
+    path = tmp_path / "params.json"
+    run("calibrate", source, "-o", path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    del data["entries"][0]["params"]["alpha"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(errors.LynxqError, match="must have all fields, got none for 'alpha'"):
+        run("encode", source, "-o", tmp_path / "kv.lynx", "--params", path)
+
+
 @pytest.mark.parametrize("options", [("--alpha", 2), ("--preset", "keys"), ("--anchor-bits", 5)])
 def test_a_file_of_parameters_has_all_of_them(source, tmp_path, options):
     (tmp_path / "params.json").write_text(Params().to_json(), encoding="utf-8")
     with pytest.raises(errors.LynxqError, match="--params has all parameters"):
         run("encode", source, "-o", tmp_path / "kv.lynx", "--params", tmp_path / "params.json", *options)
+
+
+def test_no_input_is_replaced(source, tmp_path):
+    """The parameters are an input, too; and what is not a file is refused before the work."""
+    params = tmp_path / "params.json"
+    params.write_text(Params().to_json(), encoding="utf-8")
+    split = tmp_path / "kv.residual.lynx"
+    split.symlink_to(params)
+    for options in (("-o", params), ("-o", tmp_path / "kv.lynx", "--split")):
+        with pytest.raises(errors.LynxqError, match="is the file that is read"):
+            run("encode", source, *options, "--params", params, "--force")
+    for command in ("encode", "calibrate"):
+        with pytest.raises(errors.LynxqError, match="only files can be replaced"):
+            run(command, source, "-o", tmp_path, "--force")
+    assert params.read_text(encoding="utf-8") == Params().to_json()
 
 
 def test_a_tensor_that_the_calibration_does_not_know(source, tmp_path):
@@ -103,7 +128,7 @@ def test_nothing_is_replaced_without_force_nor_by_a_failure(source, tmp_path):
     path.write_text("precious", encoding="utf-8")
     with pytest.raises(errors.LynxqError, match="--force"):
         run("calibrate", source, "-o", path)
-    with pytest.raises(errors.ParamsError, match="budget_bits must leave room"):
+    with pytest.raises(errors.ParamsError, match=r"budget_bits must leave room .*, \d\.\d+ bits for these"):
         run("calibrate", source, "-o", path, "--force", "--budget", 2)
     assert path.read_text(encoding="utf-8") == "precious"
     run("calibrate", source, "-o", path, "--force")

@@ -52,6 +52,10 @@ def test_capture_writes_what_the_library_captures(folder, text, tmp_path):
             assert file.names == list(tensors)
             for name, array in file.items():
                 assert array.tobytes() == tensors[name].view(dtype=lab.libraries.torch().int16).numpy().tobytes()
+    same = ("--queries", str(kv), "--force", "--model", str(folder))
+    for output in (str(kv), str(tmp_path / "x" / ".." / "kv.safetensors")):
+        refused = RUNNER.invoke(app, ["lab", "capture", str(text), "-o", output, *same])
+        assert "write queries to another one" in str(refused.exception) or "is not a folder" in str(refused.exception)
     again = RUNNER.invoke(app, ["lab", "capture", str(text), "-o", str(kv), "--model", str(folder)])
     assert isinstance(again.exception, lynxq.LynxqError)
     assert "pass --force" in str(again.exception)

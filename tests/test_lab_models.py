@@ -157,6 +157,26 @@ def test_what_is_no_model_is_refused(tmp_path):
     assert transformers.utils.logging.is_progress_bar_enabled()  # set back
 
 
+def test_weights_that_are_missing_are_not_made_up(tmp_path, capfd):
+    """transformers fills them with random numbers, and a measurement on those looks like any other."""
+    model = tiny()
+    model.module.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    assert lab.load(tmp_path).module.num_parameters() == model.module.num_parameters()
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ModelError, match=r"must have all weights, got none for 'model\.layers\.2\."):
+        lab.load(tmp_path)
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta", "cpu:-3"])
+def test_a_device_that_cannot_compute_is_one_sentence(device, tmp_path):
+    with pytest.raises(ModelError, match="torch cannot compute on the device"):
+        lab.load(tmp_path, device=device)
+
+
 def test_texts_come_with_python_or_from_files(tmp_path):
     for name in texts.TEXTS:
         assert texts.read(name)[0] == name

@@ -186,6 +186,18 @@ def test_files_are_reproducible_whole_and_of_the_format_that_the_suffix_says(row
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.PDF", "a.png", "a.svg"]
 
 
+def test_a_program_that_a_format_needs_is_one_sentence(rows, tmp_path, monkeypatch):
+    figure = plots.error_against_bits(rows)
+
+    def fails(*_, **__):
+        raise RuntimeError("'xelatex' not found")
+
+    monkeypatch.setattr(figure, "savefig", fails)
+    with pytest.raises(errors.MissingLibraryError, match="'pgf' needs what is not there: 'xelatex' not found"):
+        plots.save(tmp_path / "a.pgf", figure)
+    assert not list(tmp_path.iterdir())
+
+
 def test_neither_pyplot_nor_settings_are_touched(tmp_path):
     code = """
 import sys

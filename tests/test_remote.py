@@ -1,5 +1,6 @@
 """Containers behind a URL: which bytes are asked for, in how many requests, and what a store must be able to do."""
 
+import errno
 import sys
 import threading
 import time
@@ -301,10 +302,17 @@ def test_errors_of_a_store(store):
         return answer
 
     with lynxq.open("recorded://kv.lynx") as reader:
-        for error, expected in ((PermissionError("no"), PermissionError), (RuntimeError("odd"), OSError)):
+        missing = FileNotFoundError(errno.ENOENT, "gone")
+        missing.__cause__ = RuntimeError("401")
+        for error, expected, message in (
+            (PermissionError("no"), PermissionError, "PermissionError: no"),
+            (RuntimeError("odd"), OSError, "RuntimeError: odd"),
+            (missing, FileNotFoundError, r"FileNotFoundError: \[Errno 2\] gone: RuntimeError: 401"),
+        ):
             Recorded.answers[:] = [fails(error)]
-            with pytest.raises(expected, match=r"no|recorded:///kv\.lynx: RuntimeError: odd"):
+            with pytest.raises(expected, match=f"^recorded:///kv\\.lynx: {message}$") as caught:
                 reader["k"].decode("anchor")
+            assert caught.value.errno == getattr(error, "errno", None)
         Recorded.answers[:] = [lambda _: DATA]
         with pytest.raises(SourceError, match="served in ranges"):
             reader["k"].decode("anchor")
@@ -370,9 +378,22 @@ def test_chains_are_followed(store, tmp_path):
     assert found["v"].tobytes() == decoded(TENSORS["v"], "full").tobytes()
 
 
+@pytest.mark.parametrize("url", ["memory://a::b", "memory://a::memory://b", "file://{}/a::b", "http://host/a::b"])
+def test_a_chain_whose_first_link_reads_from_nothing_is_refused(url, store, tmp_path):
+    url = url.format(tmp_path)
+    for function in (lynxq.open, lynxq.load, lambda place: lynxq.save(place, two())):
+        with pytest.raises(SourceError, match="'::' joins file systems"):
+            function(url)
+    assert list(store.store) == ["/kv.lynx"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_wrong_urls(monkeypatch):
     with pytest.raises(SourceError, match="no URL that fsspec knows"):
         lynxq.open("nonsense://kv.lynx")
+    for incomplete in ("reference://", "dir://x"):
+        with pytest.raises(SourceError, match=r"cannot be opened: [A-Za-z]+Error"):
+            lynxq.open(incomplete)
     with pytest.raises(SourceError, match="decompressed"):
         lynxq.open(fsspec.open("memory://kv.lynx", compression="gzip"))
     with pytest.raises(SourceError, match="as text"):
@@ -409,6 +430,16 @@ def test_files_in_memory_are_replaced_as_a_whole(store, monkeypatch):
     with pytest.raises(OSError, match=r"memory:///kv\.lynx: TypeError"):
         lynxq.save("memory://kv.lynx", two())
     assert memory.cat_file("/kv.lynx") == before
+    assert list(memory.store) == ["/kv.lynx"]
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory:///", "memory://hot", "memory://hot/"])
+def test_folders_in_memory_are_not_replaced(url, store):
+    lynxq.save("memory://hot/kv.lynx", two())
+    before = dict(store.store)
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        lynxq.save(url, two())
+    assert store.store == before
 
 
 def test_split_files_in_memory(store):

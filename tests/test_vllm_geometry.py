@@ -94,6 +94,7 @@ def test_keys_do_not_change():
         (lambda: (config({"model": ""}), cache_config()), ParamsError, "got ''"),
         (lambda: (config({"key_params": {"page": 8}}), cache_config()), ParamsError, "without 'page'"),
         (lambda: (config({"key_params": 5}), cache_config()), ParamsError, "got 5"),
+        (lambda: (config({"value_params": {"alfa": 5}}), cache_config()), ParamsError, "got 'alfa'"),
         (lambda: (config(pipeline_parallel_size=2), cache_config()), UnsupportedCacheError, "pipeline"),
         (lambda: (config(decode_context_parallel_size=2), cache_config()), UnsupportedCacheError, "decode_context"),
         (lambda: (config(prefill_context_parallel_size=2), cache_config()), UnsupportedCacheError, "prefill_context"),

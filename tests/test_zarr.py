@@ -527,3 +527,10 @@ def test_other_types_are_not_bfloat16():
         zarr.create_array({}, shape=(3,), dtype="bfloat16", zarr_format=2)
     zarr_bfloat16.register()
     assert zarr.dtype.data_type_registry.get("bfloat16") is zarr_bfloat16.BFloat16
+
+
+def test_only_arrays_of_zarr_have_tiers():
+    with pytest.raises(ParamsError, match=r"must be a zarr\.Array, got ndarray"):
+        at_tier(np.zeros(3), "anchor")
+    with pytest.raises(ParamsError, match="view must be"):
+        LynxqCodec(token_axis=0, view=[])

@@ -81,7 +81,13 @@ def test_configurations():
         assert repr(again) == repr(codec)
     assert CODEC.get_config() == {"id": "lynxq", "params": KEYS.to_dict(), "token_axis": 1}
     assert repr(CODEC) == f"Lynxq(params={KEYS.to_dict()!r}, token_axis=1)"
-    for wrong in ({}, {"token_axis": "1"}, {"token_axis": 1, "level": 3}, {"token_axis": 1, "params": []}):
+    for wrong in (
+        {},
+        {"token_axis": "1"},
+        {"token_axis": 1, "level": 3},
+        {"token_axis": 1, "params": []},
+        {"token_axis": 1, "view": []},
+    ):
         with pytest.raises(ParamsError):
             numcodecs.get_codec({"id": "lynxq", **wrong})
 
@@ -114,6 +120,8 @@ def test_what_cannot_be_encoded_or_decoded():
     with pytest.raises(WriterError, match="'anchor' cannot encode"):
         Lynxq(token_axis=1, tier="anchor").encode(x)
     data = bytes(CODEC.encode(x))
+    with pytest.raises(ShapeError, match="out must be in C order"):
+        CODEC.decode(data, out=np.asfortranarray(x))
     for wrong, error in (
         (b"", TruncatedError),
         (b"x" * 100, NotLynxError),

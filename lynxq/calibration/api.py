@@ -119,7 +119,11 @@ def calibrate(
     found = [_assigned(samples, budget, per, page=page, sink_tokens=sink_tokens, axes=axes) for page in sizes]
     best = min((item for item in found if item is not None), key=lambda item: item[0], default=None)
     if best is None:
-        raise ParamsError(f"budget_bits must leave room for the smallest parameters, got {budget:g}")
+        least = min(_least_bits(samples, page=page, sink_tokens=sink_tokens, axes=axes) for page in sizes)
+        raise ParamsError(
+            f"budget_bits must leave room for the smallest parameters, {least:.4g} bits for these tensors, "
+            f"got {budget:g}"
+        )
 
     def measured(params: Mapping[str, Params]) -> float:
         if layers is None:
@@ -187,6 +191,16 @@ def _assigned(
         chosen |= {group: option.params for group, option in taken.items()}
         total = sum(option.error for option in taken.values())
     return total, chosen
+
+
+def _least_bits(
+    samples: Sequence[Sample], *, page: int, sink_tokens: int, axes: Mapping[RowKind, tuple[Axis, ...]]
+) -> float:
+    """Bits per element of the smallest parameters of every kind."""
+    groups = _groups(samples, "kind").items()
+    found = [options(members, axes=axes[group[0]], page=page, sink_tokens=sink_tokens) for group, members in groups]
+    smallest = sum(min(option.nbytes for option in choices) for choices in found)
+    return 8 * smallest / sum(sample.tensor.layout.elements for sample in samples)
 
 
 def _nearest(sizes: Sequence[int]) -> int:

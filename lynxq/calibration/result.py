@@ -205,7 +205,10 @@ def _entry(data: object) -> Entry:
         raise ParamsError(f"an entry of a calibration must be a JSON object, got {shown(data)}")
     values = dict(data)
     if "params" in values:
-        values["params"] = Params.from_dict(values["params"])
+        given = values["params"]
+        values["params"] = Params.from_dict(given)
+        for name in sorted(Params().to_dict().keys() - given.keys()):  # a default is not what was chosen
+            raise ParamsError(f"params of a calibration must have all fields, got none for {name!r}")
     return _made(Entry, values)
 
 

@@ -95,7 +95,9 @@ def size(nbytes: float) -> str:
 
 
 def new_file(path: Path, *, force: bool, source: Path | None) -> Path:
-    """A path to write to; raises `UsageError` if there is a file that is not to be replaced, or it is the source."""
+    """A path to write to; raises `UsageError` if something is there that is not to be replaced, or it is the source."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file: only files can be replaced")
     if path.exists() and not force:
         raise UsageError(f"{path} exists: pass --force to replace it")
     if source is not None and same_file(path, source):

@@ -87,10 +87,11 @@ def encode(
     parameters = None if parameter_file is None else params_file.read(parameter_file)
     if parameters is not None and (changes or preset is not Preset.auto):
         raise console.UsageError("--params has all parameters: leave out --preset and options for single ones")
-    console.new_file(output, force=force, source=source)
-    residual = None
-    if split:
-        residual = console.new_file(output.with_suffix(".residual.lynx"), force=force, source=source)
+    residual = output.with_suffix(".residual.lynx") if split else None
+    for path in (output, residual):
+        for read in (source, parameter_file):
+            if path is not None:
+                console.new_file(path, force=force, source=read)
     table = Table(
         Column("tensor", overflow="fold"), "shape", "tokens", "dtype", "preset", "anchor bits", "full bits", box=None
     )

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from lynxq import evaluate, plots
 from lynxq.cli import console
+from lynxq.container.atomic import same_file
 
 app = typer.Typer(
     name="lab",
@@ -64,6 +65,8 @@ def capture(
     for path in (output, queries):
         if path is not None:
             console.new_file(path, force=force, source=Path(text))
+    if queries is not None and same_file(output, queries):
+        raise console.UsageError(f"{queries} is the file for keys and values: write queries to another one")
     language = _load(model, compute, device)
     _, content = texts.read(text)
     ids = language.tokens(content)[start : start + tokens]
@@ -107,12 +110,12 @@ def quality(
             exact = lab.reference(passage, greedy=greedy)
         with _steps(passage.name, len(chosen)) as done:
             lines += list(lab.quality(exact, chosen, progress=done))
-    if plot is not None:
+    if not _print_data(lines, as_json=as_json, as_csv=as_csv):
+        console.out.print(_quality_table(lines))
+    if plot is not None:  # last, so that a full disk costs no results
         from lynxq.lab.plots import quality_figure
 
         _picture(plot, quality_figure(lines))
-    if not _print_data(lines, as_json=as_json, as_csv=as_csv):
-        console.out.print(_quality_table(lines))
 
 
 @app.command()
@@ -156,12 +159,12 @@ def acceptance(
                     progress=done,
                 )
             )
+    if not _print_data(lines, as_json=as_json, as_csv=as_csv):
+        console.out.print(_acceptance_table(lines))
     if plot is not None:
         from lynxq.lab.plots import acceptance_figure
 
         _picture(plot, acceptance_figure(lines))
-    if not _print_data(lines, as_json=as_json, as_csv=as_csv):
-        console.out.print(_acceptance_table(lines))
 
 
 def _load(model: Path | None, compute: str, device: str) -> Any:

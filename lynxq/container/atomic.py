@@ -56,7 +56,10 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
             raise SourceError(f"only a regular file can be replaced, got {shown(os.fspath(path))}")
         mode = target.stat().st_mode & 0o777
     temporary = target.with_name(f".lynxq-{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+    except OSError as error:  # named after the file that was asked for
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     try:
         with open(temporary, "wb", opener=lambda *_: handle) as file:
             yield file

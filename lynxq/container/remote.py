@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -68,7 +69,7 @@ def resolve(place: Any) -> Any:
         If no file system is known for the URL, or the lazy file shall be decompressed or decoded as text.
     """
     if is_url(place):
-        remote = _of_url(place)
+        remote = of_url(place)
     elif hasattr(place, "fs") and hasattr(place, "path") and not hasattr(place, "read"):
         if isinstance(place, os.PathLike):  # universal_pathlib, for a local path
             return place
@@ -80,28 +81,63 @@ def resolve(place: Any) -> Any:
     return remote.path if "file" in remote.protocols else remote
 
 
-def _of_url(url: str) -> Remote:
+def of_url(url: str, **options: Any) -> Remote:
+    """What a URL leads to.
+
+    Parameters
+    ----------
+    url : str
+    options
+        For its file system.
+
+    Raises
+    ------
+    MissingLibraryError
+        If fsspec, or what it needs for that kind of URL, is not installed.
+    SourceError
+        If no file system is known for the URL, or can be made of it.
+    """
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise MissingLibraryError(f"{shown(url)} needs fsspec: pip install 'lynxq[remote]'") from None
     try:
-        return Remote(*url_to_fs(url))
+        remote = Remote(*url_to_fs(url, **options))
     except ImportError as error:
         raise MissingLibraryError(f"{shown(url)} needs a library that is not installed: {error}") from None
     except ValueError as error:
         raise SourceError(f"{shown(url)} is no URL that fsspec knows: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{shown(url)} cannot be opened: {type(error).__name__}: {error}") from error
+    if "::" in url and not _reads_another(remote.fs):
+        # fsspec would leave out what follows, and a::b and a::c would be one file.
+        raise SourceError(f"'::' joins file systems, and the first of {shown(url)} does not read from another one")
+    return remote
+
+
+def _reads_another(fs: Any) -> bool:
+    """Whether a file system may be the first one of a chain: its class takes what fsspec passes to such."""
+    names = {name for base in type(fs).__mro__ for name in inspect.signature(base.__init__).parameters}
+    return not names.isdisjoint({"fo", "target_protocol"})
 
 
 @contextmanager
 def _os_errors(remote: Remote) -> Iterator[None]:
-    """Whatever else a library of a store raises, as an `OSError`."""
+    """Whatever a library of a store raises, as an `OSError` that says what is wrong: some say nothing but the path."""
     try:
         yield
-    except (OSError, LynxqError):
+    except LynxqError:
         raise
     except Exception as error:
-        raise OSError(f"{remote}: {type(error).__name__}: {error}") from error
+        causes = [error] if error.__cause__ is None else [error, error.__cause__]
+        reasons = [f"{type(cause).__name__}: {cause}" for cause in causes]
+        built_in = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+        kind = built_in if issubclass(built_in, OSError) else OSError
+        said = kind(": ".join([str(remote), *reasons]))
+        said.errno = getattr(error, "errno", None)
+        raise said from error
 
 
 # --- reading ---------------------------------------------------------------------------------------
@@ -193,7 +229,7 @@ class RemoteSource(HeldSource):
         if not ranges:
             return []
         begins, ends = zip(*ranges, strict=True)
-        with self._turn:
+        with self._turn, _os_errors(self._remote):
             answers: list[Any] = self._remote.fs.cat_ranges(
                 [self._remote.path] * len(ranges), list(begins), list(ends), on_error="return"
             )
@@ -241,13 +277,17 @@ def _replacing_remote(remote: Remote) -> Iterator[BinaryIO]:
             file.discard()
             raise
     elif remote.protocols & _RENAMED:
+        if fs.isdir(path):
+            raise IsADirectoryError(f"{remote} is a folder")
         temporary = f"{path}.lynxq-{secrets.token_hex(8)}"
         spool = io.BytesIO()
         yield spool
         with _os_errors(remote):
             fs.pipe_file(temporary, spool.getvalue())
-            fs.cp_file(temporary, path)
-            fs.rm_file(temporary)
+            try:
+                fs.cp_file(temporary, path)
+            finally:
+                fs.rm_file(temporary)
     else:
         raise WriterError(
             f"{remote} may be seen half written by others: save to a local file and copy it there, "

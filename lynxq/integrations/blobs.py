@@ -15,8 +15,9 @@ from typing import Any
 
 from lynxq.arguments import shown
 from lynxq.container.atomic import replacing, write_all
+from lynxq.container.remote import of_url
 from lynxq.container.source import Readable
-from lynxq.errors import MissingLibraryError, ParamsError
+from lynxq.errors import ParamsError
 
 #: Names that are safe as file names and as keys of object stores, whatever made them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,199}")
@@ -86,12 +87,8 @@ class FsspecStore(BlobStore):
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        try:
-            import fsspec
-        except ImportError:
-            raise MissingLibraryError(f"the store {shown(url)} needs fsspec: pip install 'lynxq[remote]'") from None
-        self._system, root = fsspec.core.url_to_fs(url, **options)
-        self._root = root.rstrip("/")
+        remote = of_url(url, **options)
+        self._system, self._root = remote.fs, remote.path.rstrip("/")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{_place(name)}"
@@ -137,7 +134,9 @@ def open_store(location: object) -> BlobStore:
     ParamsError
         If it is neither.
     MissingLibraryError
-        If the URL needs fsspec, and it is not installed.
+        If the URL needs fsspec, or a library of fsspec for that kind of URL, and it is not installed.
+    SourceError
+        If fsspec knows no file system for the URL, or cannot make it.
 
     Examples
     --------

@@ -118,7 +118,7 @@ class Lynxq(Codec):
         buf : bytes-like
             A container of one tensor.
         out : buffer, optional
-            Of the array's size in bytes.
+            Of the array's size in bytes; an array in C order, as `encode` takes it.
 
         Raises
         ------
@@ -127,6 +127,8 @@ class Lynxq(Codec):
         """
         from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 
+        if isinstance(out, np.ndarray) and out.flags.f_contiguous and not out.flags.c_contiguous:
+            raise ShapeError(f"out must be in C order, got shape {out.shape} with strides {out.strides}")
         with Reader(ensure_contiguous_ndarray(buf)) as reader:
             if len(reader) != 1:
                 raise IdentityError(f"a chunk must be a container of one tensor, got {len(reader)}")

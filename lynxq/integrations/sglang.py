@@ -75,8 +75,8 @@ class LynxqHiCacheStorage(HiCacheStorage):
         if storage_config.should_split_heads or storage_config.dcp_size != 1:
             raise UnsupportedCacheError("lynxq stores pages of whole ranks: no tp_lcm_size, and dcp_size 1")
         self._params = {
-            "key": Params.keys(**options.get("key_params", {})),
-            "value": Params.values(**options.get("value_params", {})),
+            "key": _changed(Params.keys(), options, "key_params"),
+            "value": _changed(Params.values(), options, "value_params"),
         }
         self._config = storage_config
         self._store = open_store(options.get("store"))
@@ -244,3 +244,11 @@ class LynxqHiCacheStorage(HiCacheStorage):
 
     def _metadata(self, key: str) -> dict[str, str]:
         return {"key": key, "identity": self._identity}
+
+
+def _changed(preset: Params, options: Mapping[str, Any], name: str) -> Params:
+    """A preset with the changes that an option asks for."""
+    changes = options.get(name, {})
+    if not isinstance(changes, Mapping):
+        raise ParamsError(f"{name} must be a mapping of parameters, got {shown(changes)}")
+    return Params.from_dict({**preset.to_dict(), **changes})

@@ -263,12 +263,14 @@ def at_tier(array: zarr.Array[Any], tier: Tier) -> zarr.Array[Any]:
     Raises
     ------
     ParamsError
-        If other codecs stand around the codec, or there is none.
+        If other codecs stand around the codec, there is none, or it is no array of zarr.
     """
     from zarr import Array
     from zarr.core.array import AsyncArray
 
     choice("tier", tier, Tier)
+    if not isinstance(array, Array):
+        raise ParamsError(f"array must be a zarr.Array, got {type(array).__name__}")
     inner = array.async_array
     codecs = _at_tier(getattr(inner.metadata, "codecs", ()), tier)
     changed = AsyncArray(replace(inner.metadata, codecs=codecs), inner.store_path, inner.config)

@@ -60,7 +60,7 @@ class Chunks:
         object.__setattr__(self, "token_axis", integer("token_axis", self.token_axis, 0, 15, ParamsError))
         if self.head_dim is not None:
             object.__setattr__(self, "head_dim", integer("head_dim", self.head_dim, 1, 1 << 48, ParamsError))
-        if self.view not in {None, BFLOAT16.name}:
+        if self.view not in (None, BFLOAT16.name):
             raise ParamsError(f"view must be {BFLOAT16.name!r} or None, got {shown(self.view)}")
 
     def to_config(self) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def load(
     Raises
     ------
     ModelError
-        If `source` is no model that transformers can load.
+        If `source` is no model that transformers can load, a weight is missing, or torch cannot compute on `device`.
     DownloadError
         If SmolLM2 cannot be downloaded.
     MissingLibraryError
@@ -183,11 +183,22 @@ def load(
     'The capital of France is'
     """
     choice("dtype", dtype, Compute)
-    libraries.torch()
+    place = _device(device)
     libraries.transformers()
     path = converted(download.cached(), _read_plain) if source is None else Path(source)
     module, tokenizer = _read(path, dtype)
-    return LanguageModel(path.stem if path.is_file() else path.resolve().name, module.to(device), tokenizer)
+    return LanguageModel(path.stem if path.is_file() else path.resolve().name, module.to(place), tokenizer)
+
+
+def _device(name: str) -> Any:
+    """A device that holds numbers on this machine; found out before a model is loaded."""
+    torch = libraries.torch()
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise ModelError(f"torch cannot compute on the device {shown(name)}: {shown(str(error))}") from None
+    return device
 
 
 def _read(path: Path, dtype: Compute) -> tuple[Any, Any]:
@@ -203,11 +214,21 @@ def _read(path: Path, dtype: Compute) -> tuple[Any, Any]:
     try:
         with _quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **arguments)
-            module = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True, **arguments
+            module, found = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **arguments,
             )
     except Exception as error:  # whatever a foreign library makes of a file
         raise ModelError(f"transformers cannot load {shown(os.fspath(path))}: {shown(str(error))}") from error
+    if found["missing_keys"]:  # transformers would go on with random numbers
+        missing = sorted(found["missing_keys"])
+        raise ModelError(
+            f"{shown(os.fspath(path))} must have all weights, got none for {shown(missing[0])}, one of {len(missing)}"
+        )
     return module.eval(), tokenizer
 
 

@@ -56,7 +56,7 @@ def save(path: PathLike, figure: Figure) -> None:
     Raises
     ------
     MissingLibraryError
-        If matplotlib or textalloc is not installed.
+        If matplotlib or textalloc is not installed, or a program that the format needs.
     ParamsError
         If matplotlib does not write such files.
     OSError
@@ -65,7 +65,10 @@ def save(path: PathLike, figure: Figure) -> None:
     kind = image_format(path)
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}}.get(kind)
     image = BytesIO()
-    figure.savefig(image, format=kind, dpi=150, metadata=metadata)
+    try:
+        figure.savefig(image, format=kind, dpi=150, metadata=metadata)
+    except RuntimeError as error:  # such as TeX for pgf
+        raise MissingLibraryError(f"a picture in the format {kind!r} needs what is not there: {error}") from None
     with replacing(path) as file:
         file.write(image.getbuffer())
 

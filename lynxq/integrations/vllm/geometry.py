@@ -200,10 +200,10 @@ def _parts(spec: Any, options: Mapping[str, Any], page_tokens: int) -> tuple[Par
     """Keys and values, or the latent of MLA, which has no values of its own."""
     run = _divisor(page_tokens, 256)
     along = {"page": page_tokens, "range_size": run, "chunk": _divisor(run, 32)}
-    key = Params.keys(**{**along, **_changes(options, "key_params")})
+    key = Params.from_dict({**Params.keys().to_dict(), **along, **_changes(options, "key_params")})
     if not spec.head_size_v:
         return (Part("latent", 0, spec.head_size, key),)
-    value = Params.values(**{"page": page_tokens, **_changes(options, "value_params")})
+    value = Params.from_dict({**Params.values().to_dict(), "page": page_tokens, **_changes(options, "value_params")})
     return (
         Part("key", 0, spec.head_size, key),
         Part("value", spec.head_size, spec.head_size + spec.head_size_v, value),
