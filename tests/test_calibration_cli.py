@@ -133,3 +133,24 @@ def test_nothing_is_replaced_without_force_nor_by_a_failure(source, tmp_path):
     assert path.read_text(encoding="utf-8") == "precious"
     run("calibrate", source, "-o", path, "--force")
     assert path.read_text(encoding="utf-8") != "precious"
+
+
+def test_what_has_no_parameters_is_neither_encoded_nor_measured(source, tmp_path):
+    path = tmp_path / "params.json"
+    run("calibrate", source, "-o", path, "--budget", 4.65)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["entries"] = [entry for entry in data["entries"] if entry["kind"] == "key"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    for command in (("encode", source, "-o", tmp_path / "kv.lynx"), ("eval", source, "--methods", "pair")):
+        with pytest.raises(errors.LynxqError, match="value"):
+            run(*command, "--params", path)
+
+
+def test_a_picture_that_fails_loses_no_figures(source, tmp_path, monkeypatch):
+    def fail(*_):
+        raise errors.ParamsError("no picture")
+
+    monkeypatch.setattr("lynxq.plots.save", fail)
+    result = RUNNER.invoke(app, ["eval", str(source), "--methods", "pair", "--plot", str(tmp_path / "x.png")])
+    assert "no picture" in str(result.exception)
+    assert "vNMSE" in result.stdout

@@ -63,10 +63,12 @@ def _chosen(methods: str) -> list[str]:
     return [name for name in evaluate.METHODS if name not in missing]
 
 
-def _of_file(path: Path) -> Method:
-    """What a file of parameters codes with, as a method."""
+def _of_file(path: Path, names: Sequence[str]) -> Method:
+    """What a file of parameters codes the named tensors with, as a method; raises if it has none for one of them."""
     found = params_file.read(path)
     if isinstance(found, Calibration):
+        for name in names:
+            found[name]
         return found.method("params")
     return Method("params", f"parameters of {console.plain(path.name)}", found, found)
 
@@ -102,21 +104,21 @@ def eval_(
         plots.image_format(plot)
         console.new_file(plot, force=force, source=source)
     chosen: list[str | Method] = [*_chosen(methods)]
-    if params is not None:
-        chosen.append(_of_file(params))
     with open_tensors(source) as file:
+        if params is not None:
+            chosen.append(_of_file(params, file.names))
         rows = _evaluate(file, chosen, token_axis, f"evaluating {source.name}", head_dim)
         title = _title(source, file.names)
-    if plot is not None:
-        plots.save(plot, plots.error_against_bits(rows, title=title))
-        console.err.print(f"picture: {console.plain(plot)}", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([asdict(row) | {"bits_per_element": row.bits_per_element} for row in rows], indent=2))
-        return
-    console.out.print(_table(rows))
-    for item in chosen:
-        method = item if isinstance(item, Method) else evaluate.METHODS[item]
-        console.out.print(f"{method.name}: {method.title}", soft_wrap=True)
+    else:
+        console.out.print(_table(rows))
+        for item in chosen:
+            method = item if isinstance(item, Method) else evaluate.METHODS[item]
+            console.out.print(f"{method.name}: {method.title}", soft_wrap=True)
+    if plot is not None:  # last: a picture that fails loses no figures
+        plots.save(plot, plots.error_against_bits(rows, title=title))
+        console.err.print(f"picture: {console.plain(plot)}", soft_wrap=True)
 
 
 def demo() -> None:
