@@ -55,7 +55,8 @@ def tables(result: dict[str, Any]) -> list[str]:
     reference = result["reference"]
     lines = [
         (
-            f"{result['model']}. {machine(result)}. A step of decoding takes {1e3 * reference['step']:.0f} ms with "
+            f"{result['model']}, on {result['text']}. {machine(result)}. "
+            f"A step of decoding takes {1e3 * reference['step']:.0f} ms with "
             f"{reference['tokens']} tokens, whose BF16 cache has {reference['bf16_bytes'] / 1e6:.1f} MB. "
             "Times in seconds."
         ),
