@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
-import sys
 from collections.abc import Mapping
 from importlib.resources import as_file, files
-from pathlib import Path
+
+from sections import update
 
 from lynxq import evaluate, naming, synthetic
 from lynxq.arrays import Array
 from lynxq.baselines import SCHEMES, CodedBaseline, Scheme
 from lynxq.tensorfile import open_tensors
 
-PAGE = Path(__file__).parent.parent / "docs" / "baselines.md"
 LAYER = 15
 TOKENS, HEADS, HEAD_DIM = 2048, 8, 128
 
@@ -53,24 +51,11 @@ def table() -> str:
     return "\n".join([heading, "|---|---|---|---|---|---|", *lines])
 
 
-def rendered(text: str) -> str:
-    """The page with the content of its marked section replaced by the table."""
-    pattern = re.compile(r"(<!-- schemes -->\n).*?(<!-- /schemes -->)", re.DOTALL)
-    text, count = pattern.subn(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
-    if count != 1:
-        sys.exit(f"docs/baselines.md must have the section 'schemes' once, it has it {count} times")
-    return text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if docs/baselines.md is not up to date")
     options = parser.parse_args()
-    old = PAGE.read_text(encoding="utf-8")
-    new = rendered(old)
-    if options.check:
-        sys.exit(0 if old == new else "docs/baselines.md is not what bench/baselines.py writes")
-    PAGE.write_text(new, encoding="utf-8")
+    update("docs/baselines.md", {"schemes": table()}, check=options.check)
 
 
 if __name__ == "__main__":

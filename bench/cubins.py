@@ -7,22 +7,21 @@ follow from them. Bytes are those that a value needs at least: the input once, t
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from lynxq import Params  # noqa: E402
-from lynxq.backends.cuda import nvrtc  # noqa: E402
-from lynxq.backends.cuda.memory import Memory  # noqa: E402
-from lynxq.backends.cuda.plan import plan  # noqa: E402
-from lynxq.layout import Layout  # noqa: E402
-from tests.cuda.tools import resources  # noqa: E402
+from sections import update
 
-DOCUMENT = ROOT / "docs" / "cuda.md"
+from lynxq import Params
+from lynxq.backends.cuda import nvrtc
+from lynxq.backends.cuda.memory import Memory
+from lynxq.backends.cuda.plan import plan
+from lynxq.layout import Layout
+from tests.cuda.tools import resources
+
 #: Of a multiprocessor of compute capability 9.0: registers, threads, bytes of shared memory.
 REGISTERS, THREADS, SHARED = 65536, 2048, 228 * 1024
 #: Copy bandwidth that the floor is worked out for, an assumption: read and written bytes per second.
@@ -83,14 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail if docs/cuda.md is not up to date")
     options = parser.parse_args()
-    old = DOCUMENT.read_text(encoding="utf-8")
-    pattern = re.compile(r"(<!-- cubins -->\n).*?(<!-- /cubins -->)", re.DOTALL)
-    new, count = pattern.subn(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", old)
-    if count != 1:
-        sys.exit("docs/cuda.md must have the section cubins once")
-    if options.check:
-        sys.exit(0 if old == new else "docs/cuda.md is not what bench/cubins.py writes")
-    DOCUMENT.write_text(new, encoding="utf-8")
+    update("docs/cuda.md", {"cubins": table()}, check=options.check)
 
 
 if __name__ == "__main__":

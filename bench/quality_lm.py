@@ -56,6 +56,7 @@ CALIBRATIONS = (
     ("cal-vnmse", "centred_vnmse", "kind", None),
     ("cal-attention-layer", "attention", "layer", None),
     ("cal-attention-4.95", "attention", "kind", 4.95),
+    ("cal-attention-layer-4.95", "attention", "layer", 4.95),
 )
 
 
@@ -79,7 +80,7 @@ def uncalibrated() -> tuple[list[Method], list[Method]]:
 
 def tiers(method: Method) -> tuple[str, ...]:
     """Tiers to score: the full decode of all pairs is nearly the same, so that of the presets is enough."""
-    there = lab.coding.tiers(method)
+    there = lab.reconstruction.tiers(method)
     return there if method.name in ("pair", "keys", "paper") or len(there) == 1 else there[:1]
 
 

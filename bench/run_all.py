@@ -43,7 +43,7 @@ def main() -> None:
     _run("throughput.py")
     _run("peers.py", "--file", file, "--name", name, "--token-axis", axis)
     _run("plots.py", "--name", name)
-    _run("report.py")
+    _run("readme.py")
     if options.text:
         if not options.calibrate:
             parser.error("--text needs --calibrate, a text that is not scored")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lynxq
-from lynxq.container import atomic, entries, writer
+from lynxq.container import appending, atomic, entries
 from lynxq.errors import (
     AnchorChecksumError,
     ContainerError,
@@ -290,7 +290,7 @@ def snapshots(monkeypatch, files):
         real(file)
         states.append(tuple(Path(each).read_bytes() for each in files))
 
-    monkeypatch.setattr(writer, "sync", sync)
+    monkeypatch.setattr(appending, "sync", sync)
     return states
 
 

@@ -675,3 +675,55 @@ def test_a_missing_library_is_named(monkeypatch):
     for call in (lambda: from_cache(cache), lambda: to_cache(tensors), lambda: ProgressiveCache(tensors)):
         with pytest.raises(lynxq.errors.MissingLibraryError, match=r"pip install 'lynxq\[hf\]'"):
             call()
+
+
+# --- misuse ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "change"),
+    [
+        ((2, 2, 40, 8), (slice(1), slice(None), slice(None), slice(None))),  # one row would go to both
+        ((1, 2, 40, 8), (slice(None), slice(1), slice(None), slice(None))),  # one head would go to both
+        ((1, 2, 40, 8), (slice(None), slice(None), slice(None), slice(1))),
+        ((1, 2, 40, 8), (slice(None), [0, 1, 0], slice(None), slice(None))),
+        ((1, 2, 40, 8), (slice(None), slice(None), 0, slice(None))),
+    ],
+)
+@pytest.mark.parametrize("which", [0, 1])
+def test_states_of_another_shape_are_refused_and_change_nothing(shape, change, which):
+    tensors = {
+        tensor_name(0, kind): lynxq.encode(torch.randn(shape, generator=torch.Generator().manual_seed(3)), token_axis=2)
+        for kind in KINDS
+    }
+    cache = ProgressiveCache(tensors)
+    arrive(cache, tensors, "full")
+    given = [torch.ones(shape)[:, :, :2], torch.ones(shape)[:, :, :2]]
+    given[which] = given[which][change]
+    with pytest.raises(ShapeError, match=KINDS[which]):
+        cache.layers[0].update(*given)
+    assert {tensor.shape[2] for tensor in states(cache).values()} == {40}
+    check_prefix(cache, tensors, lynxq.decode_full)
+
+
+def test_a_batch_that_the_cache_was_not_made_for_is_one_clear_error():
+    model = llama()
+    _, tensors = prefill(model, prompt(20))
+    cache = ProgressiveCache(tensors)
+    arrive(cache, tensors, "full")
+    with pytest.raises(ShapeError, match="batch"):
+        model.generate(prompt(21), **{ARGUMENT: cache}, max_new_tokens=2, num_beams=3, pad_token_id=0)
+
+
+@pytest.mark.parametrize("tensors", [None, 5, [], {"layer.0.key": 5}, {"layer.0.key": None}])
+@pytest.mark.parametrize("make", [to_cache, ProgressiveCache])
+def test_what_are_no_tensors(make, tensors):
+    with pytest.raises(DTypeError, match="must be"):
+        make(tensors)
+
+
+@pytest.mark.parametrize("given", [None, 5, np.ones((1, 2, 20, 16), np.float32)])
+def test_what_cannot_be_filled_in(given):
+    _, tensors = prefill(llama(), prompt(20))
+    with pytest.raises(DTypeError, match="must be of type Tensor"):
+        ProgressiveCache(tensors).fill("layer.0.key", given)

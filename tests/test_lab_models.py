@@ -16,7 +16,7 @@ import transformers
 from lynxq import lab
 from lynxq.errors import DownloadError, ModelError, ParamsError
 from lynxq.lab import download, results, texts
-from lynxq.lab.converted import converted
+from lynxq.lab.gguf import converted
 from tests.lab_models import some_tokens, tiny
 
 CONTENT = b"weights" * 1000

@@ -30,7 +30,7 @@ def test_links_to_files_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-def test_tables_are_what_the_report_writes():
-    command = [sys.executable, str(ROOT / "bench" / "report.py"), "--check"]
+def test_tables_are_what_the_script_writes():
+    command = [sys.executable, str(ROOT / "bench" / "readme.py"), "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -196,7 +196,7 @@ def failing(tensors, error):
     raise error
 
 
-@pytest.mark.parametrize("error", [ValueError("out of luck"), MemoryError("full")])
+@pytest.mark.parametrize("error", [ValueError("out of luck"), MemoryError("full"), SystemExit("end")])
 def test_an_iterator_that_fails_ends_the_requests(error):
     tensors = {"k": wide(50)}
     with EncodingSource(layouts(tensors), failing(tensors, error)) as source:
@@ -243,7 +243,7 @@ def test_pieces_that_do_not_fit(pieces):
     k = wide(50)
     with EncodingSource({"k": k.layout}, pieces(k)) as source:
         source._thread.join()
-        with pytest.raises(SourceFailedError):
+        with pytest.raises(SourceFailedError, match="could not be made"):
             source._check_going_on()
 
 
@@ -258,6 +258,18 @@ def test_arguments():
         stream.encoding({"x": np.zeros((3, 3), np.float32)}, "keys", token_axis=0)
     with pytest.raises(ShapeError):
         stream.encoding({"x": np.zeros((3, 3), np.float32)}, token_axis=5)
+    with pytest.raises(DTypeError, match="tensors"):
+        stream.encoding(None, token_axis=0)
+    with pytest.raises(ParamsError, match="'y'"):  # a name that is written wrongly is not passed over
+        stream.encoding({"x": np.zeros((3, 3), np.float32)}, {"y": KEYS}, token_axis=0)
+
+
+@pytest.mark.parametrize("place", [("anchor", 0, 99), ("anchor", 1, 0), ("lynx", 0, 0)])
+def test_a_page_that_does_not_exist_is_not_waited_for(place):
+    with stream.encoding({"x": np.zeros((3, 3), np.float32)}, token_axis=0) as source:
+        with pytest.raises(SourceFailedError, match="none of them"):
+            source.wait(*place)
+        assert source.wait("anchor", 0, 0) is not None
 
 
 def test_a_closed_source_leaves_no_thread():

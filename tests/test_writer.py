@@ -177,7 +177,7 @@ POINTS = {
     "fsync": (os, "fsync"),
     "rename": (atomic.Path, "replace"),
     "rights": (atomic.Path, "chmod"),
-    "frames": ("lynxq.container.writer", "write_streams"),
+    "frames": ("lynxq.container.saving", "write_streams"),
 }
 
 

@@ -198,11 +198,11 @@ def _check(
             console.new_file(plot, force=force, source=Path(text))
     if methods == "all":
         return [name for name, method in evaluate.METHODS.items() if method.available]
-    from lynxq.lab import coding
+    from lynxq.lab import reconstruction
 
     chosen = [name.strip() for name in methods.split(",")]
     for name in chosen:
-        coding.method(name)
+        reconstruction.method(name)
     return chosen
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from lynxq.arguments import choice, shown
 from lynxq.container.reader import Reader
 from lynxq.errors import DTypeError, IdentityError, MissingLibraryError, ParamsError, ShapeError, WriterError
-from lynxq.integrations.chunks import NAME, Chunks
+from lynxq.integrations.zarr_chunks import NAME, Chunks
 from lynxq.layout import Tier
 from lynxq.params import Params
 

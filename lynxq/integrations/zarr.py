@@ -18,7 +18,7 @@ from lynxq.container.reader import Reader
 from lynxq.errors import MissingLibraryError, ParamsError, SourceError, TruncatedError, WriterError
 from lynxq.format.header import PREAMBLE_SIZE, Preamble
 from lynxq.integrations import zarr_bfloat16
-from lynxq.integrations.chunks import NAME, Chunks
+from lynxq.integrations.zarr_chunks import NAME, Chunks
 from lynxq.layout import Layout, Tier
 from lynxq.params import Params
 

@@ -14,11 +14,11 @@ from lynxq.lab.acceptance_rate import Acceptance, acceptance, default_starts
 from lynxq.lab.attention import AttentionCall, recorded
 from lynxq.lab.caches import cache_of, empty_cache, padding_mask, tensors_of
 from lynxq.lab.captures import Capture, capture
-from lynxq.lab.coding import Coding, PerTensor, Reconstruction, reconstructions
 from lynxq.lab.decoding import draft, logits_of
 from lynxq.lab.models import LanguageModel, load
 from lynxq.lab.output_quality import Quality, quality
 from lynxq.lab.passages import Passage, prepare
+from lynxq.lab.reconstruction import Coding, PerTensor, Reconstruction, reconstructions
 from lynxq.lab.results import Record, to_csv, to_json, write_csv, write_json
 from lynxq.lab.scores import Reference, Scores, reference, score
 

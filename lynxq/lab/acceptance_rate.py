@@ -13,11 +13,11 @@ from lynxq.arguments import integer, real
 from lynxq.arrays import Array
 from lynxq.errors import ParamsError, ShapeError
 from lynxq.evaluate import Method, RowTier
-from lynxq.lab import coding, libraries
-from lynxq.lab.coding import Coding, PerTensor, Reconstruction
+from lynxq.lab import libraries, reconstruction
 from lynxq.lab.decoding import draft as drafted
 from lynxq.lab.decoding import logits_of
 from lynxq.lab.passages import Passage
+from lynxq.lab.reconstruction import Coding, PerTensor, Reconstruction
 from lynxq.lab.results import Record
 from lynxq.speculative import Distributions, Draft, acceptance_probability, verify
 
@@ -148,7 +148,7 @@ def acceptance(
     >>> for line in lab.acceptance(passage, ["pair"], starts=[512, 1024]):  # doctest: +SKIP
     ...     print(line.accepted, line.token_rate)
     """
-    chosen = [coding.method(one) for one in methods]
+    chosen = [reconstruction.method(one) for one in methods]
     lengths = default_starts(passage, starts) if isinstance(starts, int) else tuple(starts)
     if not lengths:
         raise ShapeError("acceptance needs at least one start, got none")
@@ -168,7 +168,7 @@ def _lines(
     progress: Callable[[str], None] | None,
 ) -> Iterator[Acceptance]:
     for one in methods:
-        yield runner.line(one, exact=exact or coding.tiers(one) == ("-",))
+        yield runner.line(one, exact=exact or reconstruction.tiers(one) == ("-",))
         if progress is not None:
             progress(one.name)
 
@@ -220,7 +220,7 @@ class _Runner:
         better: dict[int, Mapping[str, Array]] = {}
         for length in dict.fromkeys(self.starts):
             tensors = self.passage.shortened(length)
-            made = list(coding.reconstructions(tensors, method))
+            made = list(reconstruction.reconstructions(tensors, method))
             near[length], better[length] = made[0], tensors if exact else made[-1].tensors
         return [near[length] for length in self.starts], [better[length] for length in self.starts]
 

@@ -15,7 +15,7 @@ from lynxq.arguments import choice, shown
 from lynxq.arrays import Array
 from lynxq.errors import DTypeError, MissingLibraryError, ModelError, ParamsError, ShapeError
 from lynxq.lab import download, libraries
-from lynxq.lab.converted import converted
+from lynxq.lab.gguf import converted
 
 #: Element types that models are computed in.
 Compute = Literal["float32", "bfloat16"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lynxq.evaluate import Method, RowTier
-from lynxq.lab import coding
-from lynxq.lab.coding import Coding, PerTensor, Reconstruction
+from lynxq.lab import reconstruction
+from lynxq.lab.reconstruction import Coding, PerTensor, Reconstruction
 from lynxq.lab.results import Record
 from lynxq.lab.scores import Reference, Scores, score
 
@@ -108,7 +108,7 @@ def quality(
     >>> for line in lab.quality(lab.reference(passage), ["pair", "int8"]):  # doctest: +SKIP
     ...     print(line.method, line.tier, line.bits_per_element, line.kl_mean)
     """
-    return _quality(against, [coding.method(one) for one in methods], progress)
+    return _quality(against, [reconstruction.method(one) for one in methods], progress)
 
 
 def _quality(
@@ -116,7 +116,7 @@ def _quality(
 ) -> Iterator[Quality]:
     exact = against.perplexity
     for one in methods:
-        for near in coding.reconstructions(against.passage.tensors, one):
+        for near in reconstruction.reconstructions(against.passage.tensors, one):
             begin = time.perf_counter()
             scores = score(against, near.tensors)
             yield _line(against, near, scores, exact, 1e3 * (time.perf_counter() - begin))

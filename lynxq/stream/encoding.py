@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from lynxq import devices
-from lynxq.arguments import instance, integer
+from lynxq.arguments import instance, integer, shown
 from lynxq.arrays import Array
 from lynxq.codec import encode
 from lynxq.container.entries import entry_of
@@ -75,7 +75,7 @@ class EncodingSource(Source):
         self._order: list[tuple[int, int]] = []  # tensor and page, in the order of being made
         self._made: dict[tuple[Stream, int, int], Frame] = {}
         self._waiting: set[tuple[int, int]] = set()  # anchor pages that nobody has asked for yet
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._closed = self._ended = False
         self._changed = threading.Condition()
         self._watchers: list[Callable[[], None]] = []
@@ -94,7 +94,7 @@ class EncodingSource(Source):
                     if self._closed:
                         return
             self._check_all()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the one who asks for a frame is told
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the one who asks for a frame is told
             with self._changed:
                 self._failure = error
         finally:
@@ -158,9 +158,13 @@ class EncodingSource(Source):
 
     def _check_going_on(self) -> None:
         if self._failure is not None:
-            raise SourceFailedError(f"pages could not be made: {self._failure}") from self._failure
+            raise SourceFailedError(
+                f"pages could not be made: {str(self._failure) or type(self._failure).__name__}"
+            ) from self._failure
         if self._closed:
             raise SourceFailedError("the source is closed")
+        if self._ended:
+            raise SourceFailedError("all pages have been made, and this is none of them")
 
     def place(self, position: int) -> tuple[int, int] | None:
         """Tensor and page, in the order in which the iterator made them."""
@@ -233,6 +237,10 @@ def encoding(
     3
     """
     step = integer("step", step, 1, 1 << 32, ParamsError)
+    instance("tensors", tensors, Mapping, DTypeError)
+    for name in params if isinstance(params, Mapping) else ():
+        if name not in tensors:
+            raise ParamsError(f"params must be for tensors that are there, got some for {shown(name)}")
     layouts: dict[str, Layout] = {}
     for name, x in tensors.items():
         chosen = params.get(name) if isinstance(params, Mapping) else params

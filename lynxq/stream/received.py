@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lynxq import arrays
-from lynxq.arguments import choice, shown
+from lynxq.arguments import choice, shown, span
 from lynxq.arrays import Array
 from lynxq.codec import decode_anchor, decode_full
 from lynxq.encoded import Encoded
@@ -50,7 +50,7 @@ class Received:
         self._tensors[page.name].put(page.frame, page.payload)
 
     def _tensor(self, name: str) -> Assembler:
-        if name not in self._tensors:
+        if not isinstance(name, str) or name not in self._tensors:
             raise MissingTensorError(f"no tensor {shown(name)} was sent, there are {shown(list(self._tensors))}")
         return self._tensors[name]
 
@@ -82,7 +82,7 @@ class Received:
         tensor = self._tensor(name)
         if tier == "full" and "residual" not in self.streams:
             raise IncompleteError(f"no residual of {shown(name)} was asked for, or the sender has none")
-        return tensor.encoded(tier, *((None, None) if pages is None else pages))
+        return tensor.encoded(tier, *((None, None) if pages is None else span("pages", pages, tensor.layout.pages)))
 
     def decode(
         self,

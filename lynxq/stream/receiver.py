@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
-from lynxq.arguments import choice, integer
-from lynxq.errors import ContainerError, LynxqError, ParamsError, PeerError, ProtocolError
+from lynxq.arguments import choice, instance, integer
+from lynxq.errors import ContainerError, DTypeError, LynxqError, ParamsError, PeerError, ProtocolError
 from lynxq.format.frames import KINDS, STREAMS, Buffer
 from lynxq.layout import Stream, Tier
+from lynxq.stream.control import ControlQueue
 from lynxq.stream.delivery import Delivery
 from lynxq.stream.events import Cancelled, Closed, Done, Event, Failed
 from lynxq.stream.headers import read_header
@@ -61,6 +61,7 @@ class Receiver:
 
     def __init__(self, limits: ReceiverLimits | None = None) -> None:
         self.limits = ReceiverLimits() if limits is None else limits
+        instance("limits", self.limits, ReceiverLimits, DTypeError)
         self.peer: Hello | None = None
         self._windows: dict[Stream, Window] = {
             "anchor": Window(self.limits.anchor_window),
@@ -69,13 +70,12 @@ class Receiver:
         self._delivery = Delivery(self._windows)
         self._requests: dict[int, Incoming] = {}
         self._last_request = 0
-        self._connected = self._closed = False
+        self._connected = False
         self._session = b""
         self._lanes = 1
         self._readers: dict[int, RecordReader] = {}
         self._greeted: set[int] = set()
-        self._control: dict[int, deque[bytes]] = {0: deque(), 1: deque()}
-        self._backlog = 0
+        self._control = ControlQueue()
 
     # --- what the application does -----------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Receiver:
         if incoming is None:
             return
         if self._connected and not incoming.done:
-            self._queue(Record(Type.CANCEL, request=request))
+            self._control.add(Record(Type.CANCEL, request=request))
         incoming.end(Cancelled(request))
         self._delivery.drop(request)
         self._delivery.tell(Cancelled(request))
@@ -127,7 +127,8 @@ class Receiver:
         self._session = secrets.token_bytes(16) if session is None else session
         if not isinstance(self._session, bytes) or len(self._session) != 16:
             raise ParamsError(f"session must be 16 bytes, got {session!r}")
-        self._connected, self._closed = True, False
+        self._connected = True
+        self._control.reopen()
         credit = {stream: window.restart() for stream, window in self._windows.items()}
         for lane in range(lanes):
             hello = Hello(
@@ -140,7 +141,7 @@ class Receiver:
                 anchor_limit=credit["anchor"],
                 residual_limit=credit["residual"],
             )
-            self._queue(hello.record(), lane)
+            self._control.add(hello.record(), lane)
         for incoming in self._requests.values():
             self._ask(incoming)
 
@@ -150,26 +151,24 @@ class Receiver:
         self.peer = None
         self._readers.clear()
         self._greeted.clear()
-        for queue in self._control.values():
-            queue.clear()
-        self._backlog = 0
+        self._control.clear()
         for incoming in self._requests.values():
             incoming.disconnect()
 
     def keepalive(self, lane: int = 0) -> None:
         """Queue a sign of life."""
-        self._queue(Record(Type.PING), lane)
+        self._control.add(Record(Type.PING), lane)
 
     def close(self) -> None:
         """Queue a farewell on all connections: nothing is sent after it."""
         for lane in range(self._lanes if self._connected else 0):
-            self._queue(Record(Type.BYE), lane)
-        self._closed = True
+            self._control.add(Record(Type.BYE), lane)
+        self._control.close()
 
     def fail(self, code: int, reason: str) -> None:
         """Queue an error, instead of everything else; the connection is of no more use."""
         self.disconnect()
-        self._control[0].append(reason_record(Type.ERROR, code, reason).pack())
+        self._control.replace(reason_record(Type.ERROR, code, reason))
 
     def next_event(self) -> Event | None:
         """The next event: what requests are, then anchor pages, then residual pages.
@@ -186,18 +185,7 @@ class Receiver:
     def _ask(self, incoming: Incoming) -> None:
         if not incoming.done:
             for record in incoming.request(MIN_CONTROL):
-                self._queue(record)
-
-    def _queue(self, record: Record, lane: int = 0) -> None:
-        if self._closed:
-            return
-        data = record.pack()
-        self._control[lane].append(data)
-        self._backlog += len(data)
-
-    def _check_backlog(self) -> None:
-        if self._backlog > _MAX_BACKLOG:
-            raise ProtocolError(f"a sender must read answers, {self._backlog} bytes of them wait")
+                self._control.add(record)
 
     def data_to_send(self, lane: int = 0) -> bytes:
         """The bytes for a connection: greetings, requests, credit for what was taken since the last call."""
@@ -205,11 +193,8 @@ class Receiver:
             for stream, window in self._windows.items():
                 limit = window.grant()
                 if limit is not None:
-                    self._queue(Record(Type.CREDIT, kind=KINDS[stream], total=limit))
-        data = b"".join(self._control[lane])
-        self._control[lane].clear()
-        self._backlog -= len(data)
-        return data
+                    self._control.add(Record(Type.CREDIT, kind=KINDS[stream], total=limit))
+        return self._control.take_all(lane)
 
     # --- what comes in -----------------------------------------------------------------------------
 
@@ -239,7 +224,8 @@ class Receiver:
         try:
             for record in reader.feed(data):
                 self._take(record, lane)
-            self._check_backlog()
+            if self._control.size > _MAX_BACKLOG:
+                raise ProtocolError(f"a sender must read answers, {self._control.size} bytes of them wait")
         except LynxqError as error:
             self.fail(Code.PROTOCOL, str(error))
             raise
@@ -298,14 +284,14 @@ class Receiver:
             self._fail(incoming, Code.REFUSED, f"its header cannot be taken: {error}")
             return
         if incoming.header is None:
-            self._queue(Record(Type.ACCEPT, request=incoming.number))
+            self._control.add(Record(Type.ACCEPT, request=incoming.number))
             incoming.open(header)
         elif header.pack() != incoming.header.pack():
             self._fail(incoming, Code.CHANGED, "there are other tensors under this name than before")
 
     def _fail(self, incoming: Incoming, code: int, reason: str) -> None:
         """End a request from this side."""
-        self._queue(Record(Type.CANCEL, request=incoming.number))
+        self._control.add(Record(Type.CANCEL, request=incoming.number))
         incoming.end(Failed(incoming.number, code, reason))
 
     def _lost(self, record: Record, incoming: Incoming) -> None:
@@ -316,7 +302,7 @@ class Receiver:
 
     def _answer(self, incoming: Incoming) -> None:
         while incoming.answers:
-            self._queue(incoming.answers.popleft())
+            self._control.add(incoming.answers.popleft())
 
     _HANDLERS: ClassVar[dict[int, Callable[[Receiver, Record, Incoming], None]]] = {
         Type.OPEN: _open,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
 from lynxq.errors import LynxqError, PeerError, ProtocolError
 from lynxq.format.frames import STREAMS, Buffer
 from lynxq.layout import Stream
-from lynxq.stream.asked import Requests
+from lynxq.stream.control import ControlQueue
 from lynxq.stream.events import Cancelled, Closed, Delivered, Ended, Event, Requested
 from lynxq.stream.limits import SenderLimits
 from lynxq.stream.messages import Code, Hello, Role, read_name, read_reason, reason_record
 from lynxq.stream.outgoing import ChangedError, Outgoing
 from lynxq.stream.records import Record, RecordReader, Type
+from lynxq.stream.requests import Requests
 from lynxq.stream.scheduler import Scheduler
 from lynxq.stream.sources import Source
 
@@ -48,12 +48,11 @@ class Sender:
         self._wake = wake
         self._readers: dict[int, RecordReader] = {}
         self._greeted: set[int] = set()
-        self._control: dict[int, deque[bytes]] = {0: deque(), 1: deque()}
-        self._backlog = 0
+        self._control = ControlQueue()
         self._requests = Requests(self.limits)
         self._scheduler = Scheduler(self._source_failed, self._queue)
         self._ended: list[Event] = []
-        self._broken = self._closed = False
+        self._broken = False
 
     # --- what comes in -----------------------------------------------------------------------------
 
@@ -183,9 +182,13 @@ class Sender:
         asked = self._requests.get(request)
         if asked is None or asked.sending is not None or self.peer is None:
             return False
-        asked.sending = Outgoing(
-            request, source, asked.wanted, asked.have, max_again=self.limits.max_again, wake=self._wake
-        )
+        try:
+            asked.sending = Outgoing(
+                request, source, asked.wanted, asked.have, max_again=self.limits.max_again, wake=self._wake
+            )
+        except Exception as error:  # noqa: BLE001 - the application's code, or no source at all; only this request ends
+            self._end(request, Code.FAILED, f"the source was not opened: {type(error).__name__}")
+            return False
         header = asked.sending.header
         if header.size > self.peer.max_control:
             self._end(request, Code.REFUSED, f"a header of {header.size} bytes is more than the receiver takes")
@@ -226,14 +229,12 @@ class Sender:
         self._forget_all()
         for lane in self._greeted:
             self._queue(Record(Type.BYE), lane)
-        self._closed = True
+        self._control.close()
 
     def fail(self, code: int, reason: str) -> None:
         """Queue an error, instead of everything else; the connection is of no more use."""
         self._broken = True
-        for queue in self._control.values():
-            queue.clear()
-        self._control[0].append(reason_record(Type.ERROR, code, reason).pack())
+        self._control.replace(reason_record(Type.ERROR, code, reason))
         self.lost()
 
     def lost(self) -> None:
@@ -259,13 +260,9 @@ class Sender:
     # --- what goes out -----------------------------------------------------------------------------
 
     def _queue(self, record: Record, lane: int = 0) -> None:
-        if self._closed:
-            return
-        data = record.pack()
-        self._control[lane].append(data)
-        self._backlog += len(data)
-        if self._backlog > self.limits.max_backlog:
-            raise ProtocolError(f"a receiver must read answers, {self._backlog} bytes of them wait")
+        self._control.add(record, lane)
+        if self._control.size > self.limits.max_backlog:
+            raise ProtocolError(f"a receiver must read answers, {self._control.size} bytes of them wait")
 
     def data_to_send(self, size: int = 1 << 16, lane: int = 0) -> bytes:
         """The next bytes for a connection: whole records, until there are at least `size` bytes or none are left.
@@ -284,28 +281,23 @@ class Sender:
 
     def _next(self, lane: int) -> bytes | None:
         """The next record for a connection."""
-        control = self._control[lane]
-        if not control and not self._broken and lane in self._greeted:
+        if not self._control.waits(lane) and not self._broken and lane in self._greeted:
             data = self._next_data(lane)
-            if not control:
+            if not self._control.waits(lane):
                 return data
             # A page or a request was given up on the way. No data was taken then: that is the last thing that is done.
-        if not control:
-            return None
-        data = control.popleft()
-        self._backlog -= len(data)
-        return data
+        return self._control.take(lane)
 
     def _next_data(self, lane: int) -> bytes | None:
         if self.peer is None:
             return None
         anchor = self._scheduler.turn("anchor")
         if anchor is not None:  # while it waits for the first connection, nothing leaves on the second
-            return self._data("anchor", anchor) if lane == 0 and not self._control[0] else None
+            return self._data("anchor", anchor) if lane == 0 and not self._control.waits(0) else None
         if lane != self.peer.lanes - 1:
             return None
         residual = self._scheduler.turn("residual")
-        return None if residual is None or self._control[lane] else self._data("residual", residual)
+        return None if residual is None or self._control.waits(lane) else self._data("residual", residual)
 
     def _data(self, stream: Stream, sending: Outgoing) -> bytes:
         most = 0 if self.peer is None else self.peer.max_data

@@ -14,7 +14,7 @@ from lynxq.arguments import instance, integer
 from lynxq.container.entries import Entry, common_streams, entries_of, header_of
 from lynxq.container.reader import Reader
 from lynxq.encoded import Encoded
-from lynxq.errors import DTypeError, ShapeError
+from lynxq.errors import DTypeError, ShapeError, SourceError, SourceFailedError
 from lynxq.format.frames import Buffer, FrameHeader
 from lynxq.format.header import Header
 from lynxq.layout import Stream
@@ -164,4 +164,7 @@ class ContainerSource(Source):
 
     def frame(self, stream: Stream, tensor: int, page: int) -> Frame:
         """One frame, read and checked."""
-        return Frame(*self._tensors[tensor].frame(stream, page, segment=self._number))
+        try:
+            return Frame(*self._tensors[tensor].frame(stream, page, segment=self._number))
+        except SourceError as error:  # no page of it can be read
+            raise SourceFailedError(f"the container cannot be read: {error}") from error

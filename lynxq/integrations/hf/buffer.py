@@ -34,6 +34,11 @@ class Buffer:
         """The tokens in use; shares memory."""
         return self.storage[:, :, : self.tokens]
 
+    def takes(self, states: Any) -> bool:
+        """Whether tokens are of the batch size, heads and head dim of these."""
+        shape = tuple(self.storage.shape)
+        return states.dim() == 4 and (*states.shape[:2], states.shape[3]) == (*shape[:2], shape[3])
+
     def append(self, states: Any) -> Any:
         """Write tokens behind those in use; returns `view`. Moves to twice the memory if there is no room."""
         end = self.tokens + states.shape[2]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lynxq import devices
+from lynxq.arguments import instance
 from lynxq.codec import decode_anchor, decode_full
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, ShapeError
@@ -96,8 +97,9 @@ class ProgressiveLayer(DynamicLayer):
 
     def fill(self, which: int, states: Any) -> None:
         """Take keys or values of the whole prefix as they are; see :meth:`ProgressiveCache.fill`."""
+        name = tensor_name(self._index, KINDS[which])
+        instance(name, states, torch().Tensor, DTypeError)
         if tuple(states.shape) != self._shapes[which]:
-            name = tensor_name(self._index, KINDS[which])
             raise ShapeError(f"{name!r} must be of shape {self._shapes[which]}, got {tuple(states.shape)}")
         with self._lock:
             part = states[:, :, : self.prefix]
@@ -162,10 +164,18 @@ class ProgressiveLayer(DynamicLayer):
         ------
         CacheNotReadyError
             If the prefix is not there in time, in the tier that is required.
+        ShapeError
+            If batch size, heads or head dim are not those of the cache: it was made for another model or batch.
         """
         del args, kwargs
         self._gate.wait(self._index, lambda: self.tier)
         with self._lock:
+            for buffer, kind, states in zip(self._buffers, KINDS, (key_states, value_states), strict=True):
+                if not buffer.takes(states):  # a batch of 1 or a single head would be repeated without a word
+                    raise ShapeError(
+                        f"the model gives {tensor_name(self._index, kind)!r} shape {tuple(states.shape)}, which does "
+                        f"not continue {tuple(buffer.view.shape)} of the cache: batch, heads and head dim must agree"
+                    )
             return self._buffers[0].append(key_states), self._buffers[1].append(value_states)
 
     def get_seq_length(self) -> int:

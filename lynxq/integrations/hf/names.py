@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lynxq import dtypes
-from lynxq.arguments import integer, shown
+from lynxq.arguments import instance, integer, shown
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, ShapeError
 from lynxq.layout import Layout
@@ -84,9 +84,17 @@ def prefixes(tensors: Mapping[str, Layout | Encoded | Described]) -> list[tuple[
 
     Raises
     ------
+    DTypeError
+        If it is no mapping, or of something else.
     ShapeError
         If a layer is missing, or a tensor is not of the layout of a cache, or they differ in batch or tokens.
     """
+    instance("tensors", tensors, Mapping, DTypeError)
+    for name, tensor in tensors.items():
+        if not hasattr(tensor, "first_token") and not hasattr(tensor, "layout"):
+            raise DTypeError(
+                f"{shown(name)} must be an Encoded, a Layout or a StoredTensor, got {type(tensor).__name__}"
+            )
     count = layers_of(tensors)
     found = [
         tuple(_prefix(tensor_name(i, kind), tensors[tensor_name(i, kind)]) for kind in KINDS) for i in range(count)

@@ -9,14 +9,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from lynxq.arguments import integer, real
-from lynxq.errors import ConnectionLostError, LynxqError, ParamsError, TransferError
+from lynxq.arguments import instance, integer, real
+from lynxq.errors import ConnectionLostError, DTypeError, LynxqError, ParamsError, TransferError
 from lynxq.layout import Tier
 from lynxq.stream.events import AnchorPage, Closed, ResidualPage
 from lynxq.stream.limits import ReceiverLimits, Timeouts
 from lynxq.stream.received import Received
 from lynxq.stream.receiver import Receiver
-from lynxq.stream.tcp.sockets import MARKS, mark
+from lynxq.stream.tcp.sockets import MARKS, code_points, mark
 from lynxq.stream.tcp.transfer import MakeSink, Ready, Transfer
 from lynxq.stream.tcp.wire import Wire, first_to_end
 
@@ -37,13 +37,14 @@ class Client:
         delay: float,
         marks: tuple[int, int],
     ) -> None:
-        self._address = host, port
+        self._address = host, integer("port", port, 1, 65535, ParamsError)
         self._lanes = integer("lanes", lanes, 1, 2, ParamsError)
         self._ssl = ssl
         self._timeouts = Timeouts() if timeouts is None else timeouts
+        instance("timeouts", self._timeouts, Timeouts, DTypeError)
         self._attempts = integer("attempts", attempts, 1, 1 << 30, ParamsError)
         self._delay = real("delay", delay, 0.0)
-        self._marks = marks
+        self._marks = code_points(marks)
         self._receiver = Receiver(limits)
         self._transfers: dict[int, Transfer] = {}
         self._wires: list[Wire] = []
@@ -55,6 +56,8 @@ class Client:
         self.connections = 0
 
     async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise TransferError("a client must be entered once, make another one with `connect`")
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -110,8 +113,10 @@ class Client:
         ConnectionLostError
             If it cannot be reached.
         """
-        if self._task is None or self._closing:
+        if self._task is None or self._task.done() or self._closing:
             raise TransferError("a client asks within its `async with`")
+        if self._task.get_loop() is not asyncio.get_running_loop():
+            raise TransferError("a client must be used in the event loop in which it was entered")
         number = self._receiver.request(name, tier)
         transfer = self._transfers[number] = Transfer(
             name,
@@ -171,9 +176,9 @@ class Client:
             self._pages += isinstance(event, AnchorPage | ResidualPage)
             try:
                 transfer.take(event)
-            except Exception as error:  # noqa: BLE001 - a sink or a callback; only its transfer ends
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a sink or callback; only this ends
                 self._receiver.cancel(event.request)
-                wrapped = TransferError(f"a callback of {transfer.name!r} failed: {error}")
+                wrapped = TransferError(f"a callback of {transfer.name!r} failed: {_said(error)}")
                 wrapped.__cause__ = error
                 transfer.fail(wrapped)
             if transfer.ended:
@@ -185,8 +190,8 @@ class Client:
         """Keep a connection as long as there is something to receive."""
         try:
             await self._keep_connected()
-        except Exception as error:
-            self._give_up(f"failed: {error!r}", error)  # nobody waits for ever, whatever it was
+        except BaseException as error:
+            self._give_up(f"ended: {error!r}", error)  # nobody waits for ever, whatever it was
             raise
 
     async def _keep_connected(self) -> None:
@@ -198,9 +203,12 @@ class Client:
                 await self._connection()
             except (OSError, LynxqError, TimeoutError) as caught:
                 error = caught
+            except Exception as caught:  # noqa: BLE001 - not the network's: it would be the same another time
+                self._give_up(f"failed: {caught!r}", caught)
+                continue
             failures = failures + 1 if self._transfers and self._pages == pages else 0
             if failures >= self._attempts:
-                self._give_up(f"was lost {self._attempts} times: {error}", error)
+                self._give_up(f"was lost {self._attempts} times: {_said(error)}", error)
                 failures = 0
             elif self._transfers and not self._closing:
                 await asyncio.sleep(self._delay * min(2 ** min(failures, 5), 30))
@@ -234,6 +242,11 @@ class Client:
             transfer.fail(lost)
         self._transfers.clear()
         self._deliver()
+
+
+def _said(error: BaseException | None) -> str:
+    """What an error says; some say nothing but what they are."""
+    return str(error) or type(error).__name__
 
 
 def connect(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from lynxq.arguments import integer, shown
-from lynxq.errors import LynxqError, ParamsError, ProtocolError
+from lynxq.arguments import instance, integer, shown
+from lynxq.errors import DTypeError, LynxqError, ParamsError, ProtocolError, TransferError
 from lynxq.stream.bucket import TokenBucket
 from lynxq.stream.events import Delivered, Event
 from lynxq.stream.limits import SenderLimits, Timeouts
@@ -18,7 +18,7 @@ from lynxq.stream.messages import HELLO_SIZE, Hello
 from lynxq.stream.records import HEADER_SIZE, RecordReader
 from lynxq.stream.sources import Source
 from lynxq.stream.tcp.session import Resolve, Session
-from lynxq.stream.tcp.sockets import MARKS, mark
+from lynxq.stream.tcp.sockets import MARKS, code_points, mark
 from lynxq.stream.tcp.wire import Wire
 
 
@@ -45,16 +45,20 @@ class Server:
         marks: tuple[int, int],
         on_event: Callable[[str, Event], None] | None,
     ) -> None:
+        if not callable(sources):
+            instance("sources", sources, Mapping, DTypeError)
         self.resolve: Resolve = sources.__getitem__ if isinstance(sources, Mapping) else sources
         self._names = sources if isinstance(sources, Mapping) else {}
         self.host = host
-        self.port = port
+        self.port = integer("port", port, 0, 65535, ParamsError)
         self.limits = SenderLimits() if limits is None else limits
+        instance("limits", self.limits, SenderLimits, DTypeError)
         self._ssl = ssl
         self._bucket = bucket
         self.timeouts = Timeouts() if timeouts is None else timeouts
+        instance("timeouts", self.timeouts, Timeouts, DTypeError)
         self._max_connections = integer("max_connections", max_connections, 1, 1 << 20, ParamsError)
-        self._marks = marks
+        self._marks = code_points(marks)
         self._on_event = on_event
         self._server: asyncio.Server | None = None
         self._sessions: dict[bytes, Session] = {}
@@ -64,6 +68,8 @@ class Server:
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
+        if self._server is not None:
+            raise TransferError("a server must be entered once, make another one with `serve`")
         handshake = None if self._ssl is None else self.timeouts.greeting
         self._server = await asyncio.start_server(
             self._accept, self.host, self.port, ssl=self._ssl, ssl_handshake_timeout=handshake
@@ -102,8 +108,14 @@ class Server:
         if isinstance(event, Delivered) and name in self._names:
             self._delivered[name] += 1
             self._news.set()
-        if self._on_event is not None:
+        if self._on_event is None:
+            return
+        try:
             self._on_event(name, event)
+        except Exception as error:  # noqa: BLE001 - the application's code; no receiver shall suffer from it
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"on_event of a server failed for {shown(name)}", "exception": error}
+            )
 
     # --- connections -------------------------------------------------------------------------------
 

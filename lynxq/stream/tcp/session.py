@@ -9,7 +9,7 @@ from inspect import isawaitable
 from typing import Protocol
 
 from lynxq.errors import SilenceError, TransferError
-from lynxq.stream.events import Closed, Event, Requested
+from lynxq.stream.events import Closed, Ended, Event, Requested
 from lynxq.stream.limits import SenderLimits, Timeouts
 from lynxq.stream.messages import Code
 from lynxq.stream.records import HEADER_SIZE
@@ -111,9 +111,10 @@ class Session:
             found = self._host.resolve(event.name)
             source = await found if isawaitable(found) else found
         except LookupError:
-            self.sender.refuse(event.request, Code.UNKNOWN, "there is nothing under this name")
-        except Exception as error:  # noqa: BLE001 - the application's code; only this request ends
-            self.sender.refuse(event.request, Code.FAILED, f"the source was not opened: {type(error).__name__}")
+            self._refuse(event.request, Code.UNKNOWN, "there is nothing under this name")
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the application's code; only this ends
+            # If it is this search that was cancelled, the request has been forgotten, and nothing is refused.
+            self._refuse(event.request, Code.FAILED, f"the source was not opened: {type(error).__name__}")
         else:
             with suppress(TransferError):  # the connection has failed meanwhile
                 self.sender.open(event.request, source)
@@ -121,6 +122,12 @@ class Session:
             self._searches.pop(event.request, None)
         self._tell_ended()
         self.wake()
+
+    def _refuse(self, request: int, code: int, reason: str) -> None:
+        self.sender.refuse(request, code, reason)
+        name = self.names.pop(request, None)
+        if name is not None:
+            self._host.tell(name, Ended(request, code, reason))
 
     def _tell_ended(self) -> None:
         for event in self.sender.ended():

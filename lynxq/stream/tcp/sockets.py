@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
+from lynxq.arguments import integer, shown
+from lynxq.errors import ParamsError
+
 #: Bytes that may wait in the kernel without having been sent. What waits there cannot be overtaken by an anchor.
 UNSENT = 1 << 17
 
@@ -28,6 +31,14 @@ def keep_queue_short(sock: socket.socket) -> bool:
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * UNSENT)
     return False
+
+
+def code_points(marks: tuple[int, int]) -> tuple[int, int]:
+    """Two code points; raises `ParamsError` for anything else."""
+    if not isinstance(marks, tuple) or len(marks) != 2:
+        raise ParamsError(f"marks must be two code points, got {shown(marks)}")
+    first, second = (integer("a code point of marks", point, 0, 63, ParamsError) for point in marks)
+    return first, second
 
 
 def mark(sock: socket.socket, code_point: int) -> bool:

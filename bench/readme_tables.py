@@ -1,4 +1,4 @@
-"""Tables of Markdown from results."""
+"""Tables of README from results."""
 
 from __future__ import annotations
 

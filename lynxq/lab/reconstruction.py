@@ -116,8 +116,8 @@ def method(coding: Coding) -> Method | PerTensor:
 
     Examples
     --------
-    >>> from lynxq.lab import coding
-    >>> coding.method("pair").title
+    >>> from lynxq.lab import reconstruction
+    >>> reconstruction.method("pair").title
     'keys preset for K, values preset for V'
     """
     if isinstance(coding, str) and coding in METHODS:
@@ -132,8 +132,8 @@ def tiers(coding: Coding) -> tuple[RowTier, ...]:
 
     Examples
     --------
-    >>> from lynxq.lab import coding
-    >>> coding.tiers("pair"), coding.tiers("int8")
+    >>> from lynxq.lab import reconstruction
+    >>> reconstruction.tiers("pair"), reconstruction.tiers("int8")
     (('anchor', 'full'), ('-',))
     """
     chosen = method(coding)
