@@ -17,6 +17,8 @@ from lynxq.e2e import Outcome, schemes, timeline
 DOCS = Path(__file__).parent.parent / "docs"
 #: Final tokens of a run.
 NEW = 64
+#: Prompt, link and temperature of the runs whose timeline is kept and drawn.
+DRAWN = (2048, 25.0, 0.0)
 
 
 def times_of(o: Outcome) -> tuple[float | None, ...]:
@@ -55,7 +57,8 @@ def tables(result: dict[str, Any]) -> list[str]:
     reference = result["reference"]
     lines = [
         (
-            f"{result['model']}. {machine(result)}. A step of decoding takes {1e3 * reference['step']:.0f} ms with "
+            f"{result['model']}, on {result['text']}. {machine(result)}. "
+            f"A step of decoding takes {1e3 * reference['step']:.0f} ms with "
             f"{reference['tokens']} tokens, whose BF16 cache has {reference['bf16_bytes'] / 1e6:.1f} MB. "
             "Times in seconds."
         ),
@@ -160,12 +163,12 @@ def encoding(result: dict[str, Any]) -> list[str]:
     """What encoding while sending costs, beside encoding before."""
     found: dict[str, list[float]] = {}
     for row, o in outcomes(result):
-        if (o.job.prompt_tokens, row["link"], o.job.temperature) == (2048, 25.0, 0.0) and o.anchor_at:
+        if (o.job.prompt_tokens, row["link"], o.job.temperature) == DRAWN and o.anchor_at:
             found.setdefault(o.job.method, []).append(o.anchor_at)
     work = [
         sum(s.end - s.begin for s in o.spans if s.what == "encode")
         for row, o in outcomes(result)
-        if o.job.method == "lynx" and (o.job.prompt_tokens, row["link"]) == (2048, 25.0)
+        if o.job.method == "lynx" and (o.job.prompt_tokens, row["link"], o.job.temperature) == DRAWN
     ]
     if not {"lynx", "lynx-encoded"} <= set(found):
         return []
@@ -217,7 +220,7 @@ def report(*, check: bool) -> None:
 
 def draw(result: dict[str, Any]) -> None:
     """The picture of the page: one prompt, one link, all transfers."""
-    chosen = grouped(result).get((2048, 25.0, 0.0)) or next(iter(grouped(result).values()))
+    chosen = grouped(result)[DRAWN]
     shown = [o for _, o in chosen if o.job.method in {"bf16", "int8", "int4", "lynx"}]
     rate = shown[0].job.rate
     link = "no limit" if rate is None else f"{rate / 1e6:.2f} MB/s"

@@ -46,7 +46,7 @@ def test_tables_say_what_the_rows_say(bench):
         {**row("lynx"), "error": "the link was cut", "final_at": [], "first_final": None},
     ]  # fmt: skip
     result = {
-        "rows": json.loads(json.dumps(rows)), "model": "M", "load_before": 0.5,
+        "rows": json.loads(json.dumps(rows)), "model": "M", "text": "T", "load_before": 0.5,
         "environment": {"processor": "P", "system": "S", "commit": "c"},
         "reference": {"step": 0.05, "tokens": 2048, "bf16_bytes": 47_000_000},
     }  # fmt: skip

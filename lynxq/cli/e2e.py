@@ -18,12 +18,6 @@ from rich.text import Text
 from lynxq.cli import console
 
 _DEFAULT = "bf16,int8,int4,kivi4,lynx"
-#: What the prompt is made of where no text is given; repeated until it is long enough.
-_TEXT = (
-    "The river rose in the night, and by morning the lower road was gone. Nobody in the village was surprised: the old "
-    "people had said so for a week, and the ferryman had taken his boat up to the mill. What surprised them was the "
-    "letter. It came with the first wagon over the hill, addressed to no one, and it began with a question. "
-)
 
 
 class Display:
@@ -67,8 +61,8 @@ class Display:
 
 def e2e(
     text: Annotated[
-        Path | None, typer.Option(help="Text whose beginning is the prompt.", exists=True, dir_okay=False)
-    ] = None,
+        str, typer.Option(help="What the prompt is the beginning of: a file, python-reference or python-source.")
+    ] = "python-reference",
     model: Annotated[
         str | None, typer.Option(help="Folder or .gguf file of a model; SmolLM2-135M-Instruct by default.")
     ] = None,
@@ -92,7 +86,9 @@ def e2e(
     Lynx drafts from the anchor while the residual is in flight, verifies when it is there, and goes on. The others wait
     for their cache. All use the same transport, and each can use a layer as soon as it is there.
     """
-    words = text.read_text(encoding="utf-8") if text else _TEXT * (1 + tokens // 40)
+    from lynxq.lab import texts
+
+    words = texts.read(text)[1]
     options = {
         "prompt_tokens": tokens,
         "new_tokens": new,
