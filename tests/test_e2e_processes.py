@@ -285,6 +285,21 @@ def test_the_command_line(folder, tmp_path):
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_line_refuses_before_it_loads_a_model(tmp_path):
-    result = CliRunner().invoke(app, ["e2e", "--methods", "lynx,zip"])
-    assert "a transfer must be one of" in str(result.exception)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--methods", "lynx,zip"], "a transfer must be one of"),
+        (["--methods", "lynx,int8, lynx"], "lynx is named more than once"),
+        (["--json", "there.json"], "pass --force to replace it"),
+        (["--json", "nowhere/r.json"], "nowhere is not a folder"),
+        (["--png", "r.bogus"], "bogus"),
+        (["--text", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_the_command_line_refuses_before_it_loads_a_model(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("there.json").write_text("kept", encoding="utf-8")
+    monkeypatch.setattr("lynxq.e2e.Session", None)
+    result = CliRunner().invoke(app, ["e2e", *options])
+    assert message in str(result.exception)
+    assert Path("there.json").read_text(encoding="utf-8") == "kept"

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lynxq import plots
 from lynxq.cli import console
 
 _DEFAULT = "bf16,int8,int4,kivi4,lynx"
@@ -80,6 +81,7 @@ def e2e(
     ] = False,
     results: Annotated[Path | None, typer.Option("--json", help="Write all results there.")] = None,
     picture: Annotated[Path | None, typer.Option("--png", help="Draw there who did what when.")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing results and pictures.")] = False,
 ) -> None:
     """Send a real model's cache from one process to another, and compare when its tokens are there.
 
@@ -87,7 +89,14 @@ def e2e(
     for their cache. All use the same transport, and each can use a layer as soon as it is there.
     """
     from lynxq.lab import texts
+    from lynxq.lab.results import write
 
+    # What stands in the way of results is said before the work, not after it.
+    for path in (results, picture):
+        if path is not None:
+            console.new_file(path, force=force, source=Path(text))
+    if picture is not None:
+        plots.image_format(picture)
     words = texts.read(text)[1]
     options = {
         "prompt_tokens": tokens,
@@ -98,15 +107,18 @@ def e2e(
         "allow_approximate": approximate,
     }
     names = [name.strip() for name in methods.split(",")]
+    for name in names:
+        if names.count(name) > 1:
+            raise console.UsageError(f"{name} is named more than once in --methods")
     outcomes, link = asyncio.run(_compare(words, model, names, (like, rate), options))
+    console.out.print(_table(outcomes, new))
+    console.out.print(f"link: {link / 1e6:.2f} MB/s; the prompt has {tokens} tokens", soft_wrap=True)
     if results is not None:
-        results.write_text(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1), encoding="utf-8")
+        write(results, json.dumps([outcome.to_dict() for outcome in outcomes], indent=1) + "\n")
     if picture is not None:
         from lynxq.e2e import timeline
 
         timeline.draw(outcomes, picture, title=f"{tokens} tokens, {link / 1e6:.2f} MB/s")
-    console.out.print(_table(outcomes, new))
-    console.out.print(f"link: {link / 1e6:.2f} MB/s; the prompt has {tokens} tokens", soft_wrap=True)
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
 
