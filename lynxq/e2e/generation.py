@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from lynxq.errors import DistributionError
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.speculative import Distributions, Draft, verify
 
@@ -221,7 +222,12 @@ class Generation:
             self._finish([int(self._distributions(logits).draw(uniforms)[0])])
 
     def _distributions(self, logits: Any) -> Distributions:
-        return Distributions.from_logits(logits, temperature=self._sampling.temperature)
+        if self._sampling.temperature:
+            return Distributions.from_logits(logits, temperature=self._sampling.temperature)
+        best = logits.argmax(-1)  # the first one where several are equal; no row of the vocabulary is kept
+        if not logits.gather(-1, best[:, None]).isfinite().all():
+            raise DistributionError("logits must be finite, but the largest one of a row is not")
+        return Distributions.certain(best, logits.shape[-1])
 
     def _finish(self, tokens: Sequence[int]) -> None:
         self.trace.final += tokens
