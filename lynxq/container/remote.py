@@ -119,7 +119,8 @@ def of_url(url: str, **options: Any) -> Remote:
 
 def _reads_another(fs: Any) -> bool:
     """Whether a file system may be the first one of a chain: its class takes what fsspec passes to such."""
-    names = {name for base in type(fs).__mro__ for name in inspect.signature(base.__init__).parameters}
+    bases: tuple[Any, ...] = type(fs).__mro__
+    names = {name for base in bases for name in inspect.signature(base.__init__).parameters}
     return not names.isdisjoint({"fo", "target_protocol"})
 
 
