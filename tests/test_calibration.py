@@ -283,7 +283,7 @@ def test_torch_tensors_are_numpy_arrays(cache):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"budget_bits": 2.9}, ParamsError, "budget_bits must leave room for the smallest parameters, got 2.9"),
+        ({"budget_bits": 2.9}, ParamsError, "smallest parameters, .* bits for these tensors, got 2.9"),
         ({"budget_bits": 0}, ParamsError, "budget_bits must be above 0, got 0"),
         ({"per": "head"}, ParamsError, "per must be one of"),
         ({"pages": ()}, ParamsError, "pages must have a size"),

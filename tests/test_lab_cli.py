@@ -149,7 +149,8 @@ def test_help_needs_no_extra():
         ),
     ],
 )
-def test_a_missing_extra_is_one_sentence(missing, options, sentence):
+def test_a_missing_extra_is_one_sentence(missing, options, sentence, tmp_path, monkeypatch):
+    monkeypatch.setenv("LYNXQ_CACHE", str(tmp_path))  # no model is there yet
     result = without(missing, "lab", "quality", "python-reference", *options)
     assert (result.returncode, result.stderr) == (1, sentence)
 

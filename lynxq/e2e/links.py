@@ -43,8 +43,8 @@ def rate(gbps: float, bf16_bytes: int, step: float) -> float:
     Examples
     --------
     >>> from lynxq.e2e.links import rate
-    >>> rate(25.0, 47_000_000, 0.050)
-    5000000.0
+    >>> round(rate(25.0, 47_000_000, 0.050))
+    5000000
     """
     size = integer("bf16_bytes", bf16_bytes, 1, 1 << 62, ParamsError)
     return size / (steps(gbps) * real("step", step, 0.0, exclusive=True))
