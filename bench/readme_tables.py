@@ -77,18 +77,27 @@ def throughput(result: dict[str, Any]) -> list[str]:
         f"({slowest['ratio_in_processor_time']:.0f} in processor time), for {slowest['operation']} with the "
         f"{slowest['preset']} preset. {_machine(result)}."
     )
-    count = result["scaling"][0]["threads"]
-    gains = []
+    return [*lines, "", note, "", _gains(result["scaling"])]
+
+
+def _gains(scaling: dict[str, Any]) -> str:
+    """What several threads gain, in a paragraph."""
+    rows, yardsticks = scaling["rows"], scaling["yardsticks"]
+    texts = {}
     for where in ("free", "placed"):
-        rows = [row for row in result["scaling"] if row[where] is not None]
-        factors = [f"{row['preset']} {_OPERATIONS[row['operation']]} {row[where]['speedup']:.2f}" for row in rows]
-        gains.append("; ".join(factors))
-    threads_note = (
-        f"Many calls in a row, as for the layers of a cache, are faster with {count} threads than with one by these "
-        f"factors, where the scheduler places threads: {gains[0]}. "
-        f"With each thread on a processor of its own: {gains[1]}."
+        factors = [
+            f"{row['preset']} {_OPERATIONS[row['operation']]} {row[where]['speedup']:.2f}" for row in rows if row[where]
+        ]
+        bounds = [f"{name} {row[where]['speedup']:.2f}" for name, row in yardsticks.items() if row[where]]
+        texts[where] = f"{'; '.join(factors)} (in the same run: {', '.join(bounds)})"
+    work = max(row[where]["work"] for row in rows for where in texts if row[where])
+    return (
+        f"Many calls in a row, as for the layers of a cache, gain these factors with {scaling['threads']} threads, "
+        f"where the scheduler places them: {texts['free']}. "
+        f"With each on a processor of its own: {texts['placed']}. "
+        "Arithmetic in registers and a plain copy are what the machine allows. In processor time, the work of "
+        f"{scaling['threads']} threads is at most {work:.0%} of that of one."
     )
-    return [*lines, "", note, "", threads_note]
 
 
 def _speed(pair: list[dict[str, Any]], sizes: list[int], operation: str) -> tuple[float, float]:

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 from environment import RESULTS, environment, load_average
+from gains import gains, yardsticks
 from shapes import MAIN_SHAPE, SHAPES, Shape
 from storage import container_operations, default_directory, filesystem, threads_of_load
-from timing import Operation, figures, interleaved, placed, shown, speedup
+from timing import Operation, figures, interleaved, shown
 
 import lynxq
 from lynxq import Params, backends
@@ -73,8 +74,8 @@ def measure(
     return rows
 
 
-def scaling(shape: Shape, *, tokens: int, threads: int, rounds: int, backend: str) -> list[dict[str, Any]]:
-    """How much faster several threads are than one, for both presets."""
+def scaling(shape: Shape, *, tokens: int, threads: int, backend: str) -> dict[str, Any]:
+    """What several threads gain over one, for both presets, and what they could gain on this machine."""
     x, axis = shape.tensor(tokens)
     out = np.empty_like(x)
     rows = []
@@ -82,21 +83,10 @@ def scaling(shape: Shape, *, tokens: int, threads: int, rounds: int, backend: st
         encoded = lynxq.encode(x, params, token_axis=axis, backend=backend)
         one, several = (_codec_operations(x, encoded, out, backend, count) for count in (1, threads))
         for name in one:
-            several[name]()  # now there are threads to place
-            free = speedup(one[name], several[name], rounds)
-            with placed() as done:
-                own = speedup(one[name], several[name], rounds) if done else None
-            row = {
-                "shape": shape.name,
-                "preset": preset,
-                "operation": name,
-                "threads": threads,
-                "free": free,
-                "placed": own,
-            }
-            print(f"{shape.name} {preset:6} {name:13} {threads} threads, times one: {free} {own}", flush=True)
+            row = {"preset": preset, "operation": name, **gains(one[name], several[name], threads)}
+            print(preset, row, flush=True)
             rows.append(row)
-    return rows
+    return {"shape": shape.name, "threads": threads, "rows": rows, "yardsticks": yardsticks(x, threads)}
 
 
 def main() -> None:
@@ -126,7 +116,7 @@ def main() -> None:
     reference = measure(
         MAIN_SHAPE, tokens=options.tokens, threads=1, rounds=REFERENCE_ROUNDS, backend="reference", directory=None
     )
-    scaled = scaling(MAIN_SHAPE, tokens=options.tokens, threads=2, rounds=7, backend=options.backend)
+    scaled = scaling(MAIN_SHAPE, tokens=options.tokens, threads=2, backend=options.backend)
     if options.quick:
         return
     result = {

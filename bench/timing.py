@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Operation = Callable[[], object]
@@ -15,8 +12,6 @@ Name = TypeVar("Name")
 
 #: Rounds that are measured even if an operation is so slow that they take longer than its budget.
 FEWEST_ROUNDS = 3
-#: Calls in a row, where gains by threads are measured.
-ROW = 16
 
 
 def _clocks() -> tuple[float, float]:
@@ -32,49 +27,6 @@ def _sample(copy: Operation, operation: Operation) -> tuple[float, float, float,
     operation()
     end = _clocks()
     return middle[0] - start[0], end[0] - middle[0], middle[1] - start[1], end[1] - middle[1]
-
-
-@contextmanager
-def placed() -> Iterator[bool]:
-    """Keep this thread on one processor and those of lynxq on the others, where the system allows; says whether.
-
-    Calls of a few milliseconds are over before a scheduler has moved a thread away from the processor of the one that
-    woke it.
-    """
-    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(processors) < 2:
-        yield False
-        return
-    helpers = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("lynxq")]
-    os.sched_setaffinity(threading.get_native_id(), processors[:1])
-    try:
-        for helper in helpers:
-            os.sched_setaffinity(helper, processors[1:])
-        yield True
-    finally:
-        for thread in (threading.get_native_id(), *helpers):
-            os.sched_setaffinity(thread, processors)
-
-
-def speedup(one: Operation, several: Operation, rounds: int) -> dict[str, float]:
-    """How much faster `several` is than `one`, in turn, each many times in a row as for the layers of a cache.
-
-    After a call by one thread the other processors sleep, and their caches hold nothing of the data: the first calls of
-    a row pay for that, which is what `interleaved` shows. Here the median of a row counts.
-    """
-    ratios = []
-    for _ in range(rounds):
-        medians = []
-        for operation in (one, several):
-            seconds = []
-            for _ in range(ROW):
-                start = time.perf_counter()
-                operation()
-                seconds.append(time.perf_counter() - start)
-            medians.append(statistics.median(seconds))
-        ratios.append(medians[0] / medians[1])
-    quarters = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"speedup": round(quarters[1], 2), "speedup_iqr": round(quarters[2] - quarters[0], 2), "rounds": rounds}
 
 
 def _summary(rows: list[tuple[float, float, float, float]]) -> dict[str, float]:
