@@ -83,3 +83,10 @@ def test_public_submodules_are_imported_when_they_are_used():
     code += "try: lynxq.nonsense\nexcept AttributeError as error: print(error)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "module 'lynxq' has no attribute 'nonsense'\n"
+
+
+def test_the_command_line_starts_without_what_its_commands_need():
+    code = "import json, sys, lynxq.cli; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    loaded = in_a_process(code)
+    assert "typer" in loaded
+    assert {"torch", "numba", "matplotlib", "fsspec", "transformers", "zarr", "hypothesis"} & set(loaded) == set()

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lynxq import quantizer
-from lynxq.backends.cpu.kernels.jit import kernel
 from lynxq.calibration.data import F32
 from lynxq.calibration.sampling import Sample
 from lynxq.layout import Groups, Layout
@@ -24,23 +23,6 @@ F64 = NDArray[np.float64]
 
 #: Bins of [0, 1]: a level of the finest code has 33 of them.
 BINS = 4096
-
-
-@kernel
-def _add(x, cost, mu, sigma, of_token, of_channel, weight, moment):  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    """Add values to a histogram; `of_token` and `of_channel` say to which centre a value belongs."""
-    for outer in range(x.shape[0]):
-        for token in range(x.shape[1]):
-            row = of_token[token]
-            for channel in range(x.shape[2]):
-                column = of_channel[channel]
-                scale = sigma[outer, row, column]
-                if scale > np.float32(0.0):
-                    t = min(abs(np.float64(x[outer, token, channel]) - mu[outer, row, column]) / scale, 1.0)
-                    w = np.float64(cost[outer, token, channel]) * scale * scale
-                    index = min(int(t * BINS), BINS - 1)
-                    weight[index] += w
-                    moment[index] += w * t
 
 
 def _scales(params: Params, x: F32, groups: Groups) -> tuple[F32, F32]:
@@ -74,6 +56,8 @@ class Histogram:
     @classmethod
     def of(cls, params: Params, samples: Iterable[Sample]) -> Histogram:
         """The histogram of some tensors for the grouping in `params`, whose split and α do not count."""
+        from lynxq.calibration.kernels import add  # here: numba takes half a second, and most imports never need it
+
         weight, moment = np.zeros(BINS), np.zeros(BINS)
         with np.errstate(all="ignore"):
             for sample in samples:
@@ -86,7 +70,7 @@ class Histogram:
                     )
                     rows, columns = np.arange(x.shape[1]), np.arange(x.shape[2])
                     places = (chunk, columns) if groups.axis == 1 else (rows, chunk)
-                    _add(x, cost, mu, sigma, *places, weight, moment)
+                    add(x, cost, mu, sigma, *places, weight, moment)
             inside = np.where(weight > 0, moment / weight, 0.0)
         return cls(*(np.concatenate([[0.0], np.cumsum(part)]) for part in (weight, moment, moment * inside)))
 

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -150,6 +149,8 @@ class RemoteSource(HeldSource):
     slow = True
 
     def __init__(self, remote: Remote) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # here: it is not light, and most imports never need it
+
         self._remote = remote
         fs, path = remote.fs, remote.path
         # Files of some file systems, such as those in memory, share one position.
