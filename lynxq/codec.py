@@ -170,7 +170,7 @@ def decode_anchor(
     >>> bool(np.abs(near - keys).max() < 0.4)
     True
     """
-    return _decode(encoded, "anchor", dtype, out, backend, threads=threads)
+    return decode(encoded, "anchor", dtype=dtype, out=out, backend=backend, threads=threads)
 
 
 def decode_full(
@@ -209,12 +209,19 @@ def decode_full(
     >>> bool(np.abs(close - keys).max() < 0.03)
     True
     """
-    return _decode(encoded, "full", dtype, out, backend, threads=threads)
+    return decode(encoded, "full", dtype=dtype, out=out, backend=backend, threads=threads)
 
 
-def _decode(
-    encoded: Encoded, tier: Tier, dtype: object, out: Array | None, backend: str | None, *, threads: int | None
+def decode(
+    encoded: Encoded,
+    tier: Tier,
+    *,
+    dtype: object = None,
+    out: Array | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> Array:
+    """What `decode_anchor` and `decode_full` are, for those within lynxq who hold the tier in a variable."""
     instance("encoded", encoded, Encoded, DTypeError)
     anchor = devices.as_bytes(encoded.anchor, "anchor")
     stream = encoded.residual_for(tier)

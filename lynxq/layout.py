@@ -7,10 +7,11 @@ stream is its pages, one after the other; a page is its sections, each C-contigu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from lynxq import dtypes
@@ -20,6 +21,11 @@ from lynxq.params import Params
 
 Tier = Literal["anchor", "full"]
 Stream = Literal["anchor", "residual"]
+
+#: The streams that a decode to a tier reads, in the order in which it reads them.
+TIER_STREAMS: Mapping[Tier, tuple[Stream, ...]] = MappingProxyType(
+    {"anchor": ("anchor",), "full": ("anchor", "residual")}
+)
 
 #: Sections start at multiples of this, so that vector loads of a section are aligned.
 SECTION_ALIGNMENT = 16

@@ -9,7 +9,7 @@ from lynxq.container.segments import Segment
 from lynxq.container.source import Source
 from lynxq.format.frames import Buffer
 from lynxq.format.header import frame_offset
-from lynxq.layout import Stream, Tier, ceil_div
+from lynxq.layout import TIER_STREAMS, Tier, ceil_div
 
 #: The offset of the first byte, and that of the byte after the last one.
 Range = tuple[int, int]
@@ -24,7 +24,6 @@ def needed(
     """
     found = []
     begin = 0
-    streams: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
     for segment in segments:
         layout = segment.header.tensors[name]
         page = layout.params.page
@@ -32,7 +31,7 @@ def needed(
         low, high = max(low, 0), min(high, layout.tokens)
         first, last = low // page, min(ceil_div(high, page), layout.pages)
         begin += layout.tokens
-        for stream in streams:
+        for stream in TIER_STREAMS[tier]:
             place = segment.places.get(stream)
             if place is not None and low < high:
                 base = place.offset + segment.header.tensor_offsets[stream][name]

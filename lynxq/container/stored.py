@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from lynxq import arrays, dtypes
 from lynxq.arguments import choice, integer, span
 from lynxq.arrays import Array, Library
-from lynxq.codec import decode_anchor, decode_full
+from lynxq.codec import decode
 from lynxq.container.segments import Segment
 from lynxq.encoded import Encoded
 from lynxq.errors import MissingResidualError, ShapeError
 from lynxq.format.assembler import Assembler
 from lynxq.format.frames import HEADER_SIZE, KINDS, FrameHeader
 from lynxq.format.header import frame_offset
-from lynxq.layout import Layout, Stream, Tier
+from lynxq.layout import TIER_STREAMS, Layout, Stream, Tier
 from lynxq.params import Params
 
 
@@ -102,8 +102,7 @@ class StoredTensor:
     def tier_size(self, tier: Tier) -> int:
         """Bytes that a decode of a tier reads, frame headers left out."""
         choice("tier", tier, Tier)
-        streams: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
-        return sum(self.stream_size(stream) for stream in streams)
+        return sum(self.stream_size(stream) for stream in TIER_STREAMS[tier])
 
     def stream_size(self, stream: Stream) -> int:
         """Bytes of the tensor's pages of one stream, without frame headers."""
@@ -154,8 +153,7 @@ class StoredTensor:
     def _gather(self, part: _Part, tier: Tier, start: int, stop: int) -> Encoded:
         """Copy pages out of their frames and check the copies, so that what was checked cannot change."""
         assembler = Assembler(part.layout, start, stop)
-        names: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
-        for stream in names:
+        for stream in TIER_STREAMS[tier]:
             # A list: sizes are checked before memory is taken.
             for _, frame, payload in list(self._frames(part, stream, start, stop)):
                 assembler.put(frame, payload)
@@ -270,7 +268,6 @@ class StoredTensor:
             for part in self._parts
             if max(part.begin, start) < min(part.end, stop)
         ]
-        decode = decode_anchor if tier == "anchor" else decode_full
         before = (slice(None),) * self.token_axis
         for part, numpy_piece in pieces:
             piece = numpy_piece.to(library)
@@ -278,9 +275,9 @@ class StoredTensor:
             low, high = max(first, start), min(first + piece.layout.tokens, stop)
             place = target[(*before, slice(low - start, high - start))]
             if (low, high) == (first, first + piece.layout.tokens):
-                decode(piece, out=place, backend=backend)
+                decode(piece, tier, out=place, backend=backend)
             else:
-                whole = decode(piece, dtype=found, backend=backend)
+                whole = decode(piece, tier, dtype=found, backend=backend)
                 place[...] = whole[(*before, slice(low - first, high - first))]
         return target
 

@@ -11,7 +11,7 @@ from lynxq.arguments import choice, span
 from lynxq.encoded import Encoded
 from lynxq.errors import FrameError, IncompleteError
 from lynxq.format.frames import STREAMS, Buffer, FrameHeader
-from lynxq.layout import Layout, Stream, Tier
+from lynxq.layout import TIER_STREAMS, Layout, Stream, Tier
 
 
 class Assembler:
@@ -98,9 +98,8 @@ class Assembler:
         first, last = span(
             "pages", (self.start if start is None else start, self.stop if stop is None else stop), self.stop
         )
-        names: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
         streams: dict[Stream, Any] = {}
-        for stream in names:
+        for stream in TIER_STREAMS[tier]:
             missing = next((page for page in range(first, last) if not self.has(stream, page)), None)
             if missing is not None:
                 raise IncompleteError(f"{stream} page {missing} of {self.layout.shape} is not here")

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import lynxq
 from lynxq import dtypes
 from lynxq.arguments import shown
+from lynxq.codec import decode
 from lynxq.container import Expect
 from lynxq.encoded import Encoded
 from lynxq.errors import (
@@ -221,9 +222,8 @@ class LynxqHiCacheStorage(HiCacheStorage):
                 lynxq.open(source, expect=Expect(metadata=self._metadata(key), **self._expect)) as reader,
             ):
                 tensors = {name: reader[name].encoded(self._tier).to("torch") for name in self._names}
-            decode = lynxq.decode_full if self._tier == "full" else lynxq.decode_anchor
             for name, part in self._parts(page).items():
-                decode(tensors[name], out=part)
+                decode(tensors[name], self._tier, out=part)
         except FileNotFoundError:
             return False
         except (ContainerError, MissingResidualError) as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lynxq import arrays
 from lynxq.arguments import choice, shown, span
 from lynxq.arrays import Array
-from lynxq.codec import decode_anchor, decode_full
+from lynxq.codec import decode
 from lynxq.encoded import Encoded
 from lynxq.errors import IncompleteError, MissingTensorError
 from lynxq.format.assembler import Assembler
@@ -113,5 +113,4 @@ class Received:
         piece = self.encoded(name, tier, pages)
         if out is not None:
             piece = piece.to(arrays.library_of(out))
-        decode = decode_anchor if tier == "anchor" else decode_full
-        return decode(piece, dtype=dtype, out=out, backend=backend, threads=threads)
+        return decode(piece, tier, dtype=dtype, out=out, backend=backend, threads=threads)

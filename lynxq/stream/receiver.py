@@ -9,7 +9,7 @@ from typing import ClassVar
 from lynxq.arguments import choice, instance, integer
 from lynxq.errors import ContainerError, DTypeError, LynxqError, ParamsError, PeerError, ProtocolError
 from lynxq.format.frames import KINDS, STREAMS, Buffer
-from lynxq.layout import Stream, Tier
+from lynxq.layout import TIER_STREAMS, Stream, Tier
 from lynxq.stream.control import ControlQueue
 from lynxq.stream.delivery import Delivery
 from lynxq.stream.events import Cancelled, Closed, Done, Event, Failed
@@ -92,10 +92,14 @@ class Receiver:
         check_name(name)
         choice("tier", tier, Tier)
         self._last_request += 1
-        wanted: tuple[Stream, ...] = ("anchor",) if tier == "anchor" else ("anchor", "residual")
         number = self._last_request
         self._requests[number] = Incoming(
-            number, name, wanted, retries=self.limits.retries, delivery=self._delivery, windows=self._windows
+            number,
+            name,
+            TIER_STREAMS[tier],
+            retries=self.limits.retries,
+            delivery=self._delivery,
+            windows=self._windows,
         )
         if self._connected:
             self._ask(self._requests[number])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lynxq.arguments import choice, instance, integer
-from lynxq.codec import decode_anchor, decode_full, encode
+from lynxq.codec import decode, encode
 from lynxq.container import StoredTensor
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, ParamsError, ShapeError
@@ -165,9 +165,8 @@ def _decoded(tensor: Encoded | StoredTensor, tier: Tier, tokens: int, dtype: Any
     """The first tokens of a tensor."""
     if isinstance(tensor, StoredTensor):
         return tensor.decode(tier, tokens=(0, tokens), dtype=dtype, framework="torch", backend=backend)
-    decode = decode_anchor if tier == "anchor" else decode_full
     part = tensor
     if tokens < tensor.layout.tokens:
         part = tensor.pages(0, min(ceil_div(tokens, tensor.params.page), tensor.layout.pages))
-    whole = decode(part.to_host().to("torch"), dtype=dtype, backend=backend)
+    whole = decode(part.to_host().to("torch"), tier, dtype=dtype, backend=backend)
     return whole[:, :, :tokens]

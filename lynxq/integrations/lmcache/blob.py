@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from lynxq import arrays, container
 from lynxq.arrays import Array
-from lynxq.codec import decode_anchor, decode_full, encode
+from lynxq.codec import decode, encode
 from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, IdentityError, ShapeError
 from lynxq.format.frames import HEADER_SIZE, KINDS, FrameHeader, checksum
 from lynxq.format.header import PREAMBLE_SIZE, Header, Preamble, frame_offset
 from lynxq.integrations.lmcache.options import Options
 from lynxq.integrations.lmcache.parts import Part, parts_of
-from lynxq.layout import Stream
+from lynxq.layout import TIER_STREAMS, Stream
 
 Bytes = NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ class Blob:
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The streams that are stored."""
-        return ("anchor",) if self.options.tier == "anchor" else ("anchor", "residual")
+        return TIER_STREAMS[self.options.tier]
 
     def header(self, digest: str) -> Header:
         """The segment header of the object with this digest of its key."""
@@ -155,7 +155,6 @@ class Blob:
         size = Preamble.unpack(memoryview(source)[:PREAMBLE_SIZE]).segment_size
         expected = {LAYOUT: self.options.layout, **({} if digest is None else {KEY: digest})}
         expect = container.Expect(metadata=expected, names=[part.name for part in self.parts])
-        decode = decode_anchor if self.options.tier == "anchor" else decode_full
         with container.open(memoryview(source)[:size], expect=expect) as reader:
             checked = [(part, self._pages(reader[part.name], part)) for part in self.parts]
             for part, pages in checked:
@@ -163,7 +162,8 @@ class Blob:
                 library = arrays.library_of(tensor)
                 for page, encoded in enumerate(pages):
                     start, stop = part.layout.span(page)
-                    decode(encoded.to(library), out=tensor[part.tokens(start, stop)], threads=self.options.threads)
+                    place = tensor[part.tokens(start, stop)]
+                    decode(encoded.to(library), self.options.tier, out=place, threads=self.options.threads)
 
     def _pages(self, stored: container.StoredTensor, part: Part) -> list[Encoded]:
         """The pages of a tensor as they lie in the blob, checked."""
