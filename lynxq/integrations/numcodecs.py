@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from lynxq.arguments import choice, shown
+from lynxq.arguments import choice
 from lynxq.container.reader import Reader
-from lynxq.errors import DTypeError, IdentityError, MissingLibraryError, ParamsError, ShapeError, WriterError
+from lynxq.errors import DTypeError, IdentityError, MissingLibraryError, ShapeError, WriterError
 from lynxq.integrations.zarr_chunks import NAME, Chunks
 from lynxq.layout import Tier
 from lynxq.params import Params
@@ -81,10 +81,7 @@ class Lynxq(Codec):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """The codec of an array's metadata; raises `ParamsError` for a configuration that is not one of this codec."""
-        unknown = sorted(config.keys() - {"params", "token_axis", "head_dim", "view", "tier"})
-        if unknown or "token_axis" not in config:
-            wrong = f"got {shown(unknown[0])}" if unknown else "and token_axis is missing"
-            raise ParamsError(f"a configuration must have params, token_axis, head_dim, view and tier, {wrong}")
+        Chunks.check_config(config, "tier")
         return cls(**config)
 
     def encode(self, buf: Any) -> memoryview:

@@ -117,10 +117,7 @@ class LynxqCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
         config = data.get("configuration", {})
         if data.get("name") != NAME or not isinstance(config, dict):
             raise ParamsError(f"a codec must be {NAME!r} with a configuration, got {shown(data)}")
-        unknown = sorted(config.keys() - {"params", "token_axis", "head_dim", "view"})
-        if unknown or "token_axis" not in config:
-            wrong = f"got {shown(unknown[0])}" if unknown else "and token_axis is missing"
-            raise ParamsError(f"a configuration must have params, token_axis, head_dim and view, {wrong}")
+        Chunks.check_config(config)
         return cls(**config)
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,15 @@ class Chunks:
         if self.view is not None:
             config["view"] = self.view
         return config
+
+    @staticmethod
+    def check_config(config: Mapping[str, Any], *more: str) -> None:
+        """Raise `ParamsError` unless a configuration has the names of these parameters, or `more`, and no others."""
+        names = [*(field.name for field in fields(Chunks)), *more]
+        unknown = sorted(config.keys() - set(names))
+        if unknown or "token_axis" not in config:
+            wrong = f"got {shown(unknown[0])}" if unknown else "and token_axis is missing"
+            raise ParamsError(f"a configuration must have {', '.join(names[:-1])} and {names[-1]}, {wrong}")
 
     # --- the form of a chunk -----------------------------------------------------------------------
 
