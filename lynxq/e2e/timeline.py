@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
+from lynxq import plots
+from lynxq.container.atomic import PathLike
 from lynxq.e2e import schemes
 from lynxq.e2e.records import Outcome, Span
-from lynxq.errors import MissingLibraryError
 
 #: Lanes of a run from top to bottom: who, what, and the name of the lane.
 _LANES = (
@@ -38,7 +38,7 @@ _COLORS = {
 _NAMES = {"anchor": "first stream, or all", "fill anchor": None, "fill residual": None}
 
 
-def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str], *, title: str = "") -> None:
+def draw(outcomes: Sequence[Outcome], path: PathLike, *, title: str = "") -> None:
     """Draw runs below each other on one axis of time, and save the picture.
 
     Parameters
@@ -50,15 +50,14 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str], *, title: st
 
     Raises
     ------
-    MissingLibraryError
-        If matplotlib is not installed.
+    MissingLibraryError, ParamsError, OSError
+        As for :func:`lynxq.plots.save`.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise MissingLibraryError("a picture needs matplotlib: pip install 'lynxq[plot]'") from error
+    plots.image_format(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     lanes = ("encode", "link", "decode pages", "model")
     figure = Figure(figsize=(11, 0.6 + 1.25 * len(outcomes)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -86,7 +85,7 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str], *, title: st
     )  # fmt: skip
     if title:
         figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110, metadata={"Software": None} if os.fspath(path).endswith(".png") else None)
+    plots.save(path, figure)
 
 
 def _heading(outcome: Outcome) -> str:
