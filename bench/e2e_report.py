@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from environment import RESULTS
+from environment import RESULTS, machine
+from sections import ROOT, update
 
 from lynxq.e2e import Outcome, schemes, timeline
 
-DOCS = Path(__file__).parent.parent / "docs"
+PICTURE = ROOT / "docs" / "e2e-timeline.png"
 #: Final tokens of a run.
 NEW = 64
 #: Prompt, link and temperature of the runs whose timeline is kept and drawn.
@@ -28,12 +27,6 @@ def times_of(o: Outcome) -> tuple[float | None, ...]:
 def outcomes(result: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Outcome]]:
     for row in result["rows"]:
         yield row, Outcome.from_dict(row)
-
-
-def machine(result: dict[str, Any]) -> str:
-    where = result["environment"]
-    load = "" if result["load_before"] is None else f", load {result['load_before']:.1f} at the start"
-    return f"{where['processor']}, {where['system']}, commit `{where['commit']}`{load}"
 
 
 def grouped(result: dict[str, Any]) -> dict[tuple[int, float | None, float], list[tuple[dict[str, Any], Outcome]]]:
@@ -199,23 +192,13 @@ def read(name: str) -> dict[str, Any] | None:
 
 
 def report(*, check: bool) -> None:
-    page = DOCS / "e2e.md"
-    text = page.read_text(encoding="utf-8")
     result = read("e2e-smollm2.json")
     if result is None:
         sys.exit("there are no results yet: python bench/e2e.py --text FILE")
-    for name, lines in sections(result, read("e2e-lossless-smollm2.json")).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if len(pattern.findall(text)) != 1:
-            sys.exit(f"docs/e2e.md must have the section {name!r} once")
-        body = "\n".join(lines).strip()
-        text = pattern.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
-    if check:
-        if page.read_text(encoding="utf-8") != text:
-            sys.exit("docs/e2e.md is not what bench/e2e.py --report writes")
-        return
-    page.write_text(text, encoding="utf-8")
-    draw(result)
+    found = sections(result, read("e2e-lossless-smollm2.json"))
+    update("docs/e2e.md", {name: "\n".join(lines).strip() for name, lines in found.items()}, check=check)
+    if not check:
+        draw(result)
 
 
 def draw(result: dict[str, Any]) -> None:
@@ -224,4 +207,4 @@ def draw(result: dict[str, Any]) -> None:
     shown = [o for _, o in chosen if o.job.method in {"bf16", "int8", "int4", "lynx"}]
     rate = shown[0].job.rate
     link = "no limit" if rate is None else f"{rate / 1e6:.2f} MB/s"
-    timeline.draw(shown, DOCS / "e2e-timeline.png", title=f"{shown[0].job.prompt_tokens} tokens, {link}")
+    timeline.draw(shown, PICTURE, title=f"{shown[0].job.prompt_tokens} tokens, {link}")

@@ -56,3 +56,10 @@ def environment(*packages: str) -> dict[str, Any]:
         "versions": versions,
         "commit": _commit(),
     }
+
+
+def machine(result: dict[str, Any]) -> str:
+    """Where a result comes from, in half a sentence."""
+    where = result["environment"]
+    load = "" if result["load_before"] is None else f", load {result['load_before']:.1f} at the start"
+    return f"{where['processor']}, {where['system']}, commit `{where['commit']}`{load}"

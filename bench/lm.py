@@ -14,7 +14,7 @@ from environment import RESULTS
 
 from lynxq import lab
 from lynxq.arrays import Array
-from lynxq.lab import texts
+from lynxq.lab import results, texts
 
 
 def add_options(parser: argparse.ArgumentParser, continuation: int) -> None:
@@ -68,9 +68,7 @@ def averages(scores: lab.Scores) -> dict[str, float]:
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """A result, whole or not at all: a run that is interrupted goes on from it."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    results.write(path, json.dumps(result, indent=1) + "\n")
 
 
 def resumed(path: Path, like: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

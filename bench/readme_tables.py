@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from environment import machine
+
 _OPERATIONS = {
     "encode": "encode",
     "decode_full": "decode, full",
@@ -43,13 +45,6 @@ def quality(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _machine(result: dict[str, Any]) -> str:
-    """Where a result comes from, in half a sentence."""
-    environment = result["environment"]
-    load = "" if result["load_before"] is None else f", load {result['load_before']:.1f} at the start"
-    return f"{environment['processor']}, {environment['system']}, commit `{environment['commit']}`{load}"
-
-
 def throughput(result: dict[str, Any]) -> list[str]:
     """The main shape: both presets, one and two threads; and what the reference backend takes."""
     rows = [row for row in result["rows"] if row["shape"] == result["main_shape"]]
@@ -75,7 +70,7 @@ def throughput(result: dict[str, Any]) -> list[str]:
         f"Containers are on {containers['filesystem']}, in the page cache; save begins with coded streams. "
         f"The reference backend takes at most {slowest['ratio_to_copy']:.0f} copies "
         f"({slowest['ratio_in_processor_time']:.0f} in processor time), for {slowest['operation']} with the "
-        f"{slowest['preset']} preset. {_machine(result)}."
+        f"{slowest['preset']} preset. {machine(result)}."
     )
     return [*lines, "", note, "", _gains(result["scaling"])]
 
@@ -135,6 +130,6 @@ def peers(result: dict[str, Any]) -> list[str]:
     note = (
         f"{data}; bits and errors are those of the whole file, speeds those of one thread on bfloat16 "
         f"{size['dims']} made of it, keys and values together; the ratios to the copy are those of processor times. "
-        f"ggml: {result['ggml']}. {_machine(result)}."
+        f"ggml: {result['ggml']}. {machine(result)}."
     )
     return [*lines, "", note]
