@@ -18,6 +18,8 @@ Kind = Literal["key", "value"]
 Coder = Params | Scheme
 
 ALPHAS = (0, 0.5, 1, 2, 5, 10, 20, 50, 100, 255, 500, 2000)
+#: Splits of 8 bits: what fewer bits of the residual cost is seen in the full decode only (see quality_lm).
+WHOLE_BYTES = tuple(split for split in SPLITS if sum(split) == 8)
 PRESETS: Mapping[Kind, Params] = {"key": Params.keys(), "value": Params.values()}
 #: Baselines of 3 to 5 bits, with as many exact tokens as lynxq keeps.
 BASELINES = ("kivi4-w0", "kvquant4", "turboquant4", "turboquant3", "nf4", "int4-g32", "int4-g64")
@@ -58,7 +60,7 @@ def _factors(kind: Kind) -> Iterator[tuple[str, str, Params]]:
     for alpha in ALPHAS:
         yield "alpha", f"{alpha:g}", replace(preset, alpha=float(alpha))
     yield from _key_groupings() if kind == "key" else _value_groupings()
-    for anchor, residual in SPLITS:
+    for anchor, residual in WHOLE_BYTES:
         yield "split", f"{anchor}+{residual}", _split(preset, anchor)
     for center in ("midrange", "mean"):
         yield "centre", center, replace(preset, center=center)
@@ -78,7 +80,7 @@ def _grid(kind: Kind) -> Iterator[Params]:
     # Along the other axis only what is nearest to the preset.
     groupings = [*along_tokens, Params.values()] if kind == "key" else [*along_channels, *along_tokens[1:3]]
     for grouping in groupings:
-        for anchor, _ in SPLITS[: 3 if kind == "key" and grouping.axis == "channel" else 4]:
+        for anchor, _ in WHOLE_BYTES[: 3 if kind == "key" and grouping.axis == "channel" else 4]:
             yield _split(grouping, anchor)
 
 

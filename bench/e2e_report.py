@@ -71,7 +71,7 @@ def tables(result: dict[str, Any]) -> list[str]:
             kept = f"{o.accepted} / {o.drafted}" if o.drafted else "–"
             kept += f" ({o.revisions} revisions)" if o.revisions else ""
             lines.append(
-                f"| {schemes.get(o.job.method).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
+                f"| {schemes.of(o.job).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
                 + " | ".join(seconds(at) for at in times_of(o))
                 + f" | {kept} | {yes(o.same_as_full)} | {yes(row.get('same_as_bf16'))} |"
             )

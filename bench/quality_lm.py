@@ -50,6 +50,17 @@ PAIRS = (
         Params.values(anchor_bits=3, residual_bits=5),
     ),
 )
+#: Codes of less than a byte: the residual is smaller, and so is what a transfer of both tiers takes.
+SHORT = (
+    Method("pair-4+3", "presets with split 4+3", Params.keys(residual_bits=3), Params.values(residual_bits=3)),
+    Method(
+        "pair-5+2",
+        "K split 5+2, chunks of 128; V preset with split 4+3",
+        Params.keys(anchor_bits=5, residual_bits=2, chunk=128),
+        Params.values(residual_bits=3),
+    ),
+    Method("pair-4+2", "presets with split 4+2", Params.keys(residual_bits=2), Params.values(residual_bits=2)),
+)
 #: Calibrations: name, what is minimised, per what, budget (None: that of the presets).
 CALIBRATIONS = (
     ("cal-attention", "attention", "kind", None),
@@ -75,13 +86,13 @@ def uncalibrated() -> tuple[list[Method], list[Method]]:
     """What to score before the calibrations, and what behind them."""
     sinks = [Method.of_scheme(baselines.WithSinks(baselines.get(name))) for name in WITH_SINKS]
     first, others = ([evaluate.METHODS[name] for name in names] for names in (FIRST, OTHERS))
-    return [*first, PAIRS[0]], [method for method in (*sinks, *PAIRS[1:], *others) if method.available]
+    return [*first, PAIRS[0]], [method for method in (*SHORT, *sinks, *PAIRS[1:], *others) if method.available]
 
 
 def tiers(method: Method) -> tuple[str, ...]:
-    """Tiers to score: the full decode of all pairs is nearly the same, so that of the presets is enough."""
+    """Tiers to score: the full decode of all pairs of 8 bits is nearly the same, so that of the presets is enough."""
     there = lab.reconstruction.tiers(method)
-    return there if method.name in ("pair", "keys", "paper") or len(there) == 1 else there[:1]
+    return there if method in SHORT or method.name in ("pair", "keys", "paper") or len(there) == 1 else there[:1]
 
 
 def rows_of(reference: lab.Reference, method: Method) -> list[dict[str, Any]]:

@@ -16,8 +16,10 @@ Axis = Literal["token", "channel"]
 Center = Literal["midrange", "mean"]
 Metadata = Literal["u8", "u16", "f32"]
 
-#: (anchor_bits, residual_bits); the sum is always 8.
-SPLITS = ((3, 5), (4, 4), (5, 3), (6, 2))
+#: Most bits of a whole code: the magnitude level and the sign share a byte.
+CODE_BITS = 8
+#: (anchor_bits, residual_bits)
+SPLITS = tuple((a, r) for a in range(3, 7) for r in range(2, 6) if a + r <= CODE_BITS)
 MAX_PAGE = 65536
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 
@@ -41,7 +43,9 @@ class Params:
     page : int
         Tokens in a page, the unit of encoding, transfer and random access; a multiple of 8, at most 65536.
     anchor_bits, residual_bits : int
-        Bits of a code in the anchor and in the residual stream: 3+5, 4+4, 5+3 or 6+2.
+        Bits of a code in the anchor stream, 3 to 6, and in the residual stream, 2 to 5; together at most 8. Each
+        bit less in the residual makes the full decode's vNMSE four times as large, and leaves the anchor about as
+        it is.
     alpha : float
         Strength of the companding; 0 is linear, otherwise from 1e-6 to 1e6.
     center : {"midrange", "mean"}
@@ -116,8 +120,7 @@ class Params:
             raise ParamsError(f"range_size must divide page {self.page} along tokens, got {self.range_size}")
         if (self.anchor_bits, self.residual_bits) not in SPLITS:
             raise ParamsError(
-                f"anchor_bits + residual_bits must be one of 3+5, 4+4, 5+3, 6+2, "
-                f"got {self.anchor_bits}+{self.residual_bits}"
+                f"anchor_bits + residual_bits must be at most {CODE_BITS}, got {self.anchor_bits}+{self.residual_bits}"
             )
         if self.sink_tokens > self.page:
             raise ParamsError(f"sink_tokens must be at most page {self.page}, got {self.sink_tokens}")

@@ -61,7 +61,7 @@ def test_the_histogram_foresees_the_error_of_the_codec(cache):
     found = []
     for grouping in candidates.groupings(("token", "channel"), 256, 64, 4):
         bins = histogram.Histogram.of(grouping, samples)
-        for split, alpha in zip(candidates.splits(grouping), (0.0, 0.5, 4.0, 64.0), strict=True):
+        for split, alpha in zip(candidates.splits(grouping, 8), (0.0, 0.5, 4.0, 64.0), strict=True):
             params = replace(split, alpha=alpha)
             points = histogram.anchor_errors(bins, params, np.array([alpha]))[1][0]
             for tried in (params, replace(params, anchor_points=tuple(points.tolist()))):
@@ -230,6 +230,21 @@ def test_what_queries_weigh_gets_the_bits(cache, queries):
     assert found["value"].bits_per_element > 5.5
 
 
+@pytest.mark.parametrize("code_bits", [6, 7])
+def test_shorter_codes_are_those_of_all_tensors(cache, code_bits):
+    found = lynxq.calibrate(cache, token_axis=0, code_bits=code_bits)
+    assert {entry.params.anchor_bits + entry.params.residual_bits for entry in found.entries} == {code_bits}
+    assert found.bits_per_element <= found.preset_bits
+    least = lynxq.calibrate(cache, budget_bits=found.preset_bits * 1.01, token_axis=0, code_bits=code_bits)
+    assert {entry.params.anchor_bits + entry.params.residual_bits for entry in least.entries} == {code_bits}
+
+
+@pytest.mark.parametrize("code_bits", [5, 9, 7.0, "7", None])
+def test_code_bits_are_checked(cache, code_bits):
+    with pytest.raises(ParamsError, match=r"code_bits .*6.*8"):
+        lynxq.calibrate(cache, token_axis=0, code_bits=code_bits)
+
+
 def test_the_same_input_gives_the_same_bytes(cache, queries):
     first, second = (lynxq.calibrate(list(cache.items()), queries, token_axis=0).to_json() for _ in range(2))
     assert first == second
@@ -390,8 +405,9 @@ def test_method_measures_what_the_calibration_says(cache, found):
 def test_the_presets_are_among_the_options(cache):
     (tensor,) = loaded({"layer.0.key": next(iter(cache.values()))})
     samples = sampling.centred_samples([tensor], size=512, wanted=1024)
-    offered = search.options(samples, axes=("token",), page=256, sink_tokens=4)
-    start = search.preset(tensor, 256, 4)
+    fixed = search.Fixed(page=256, sink_tokens=4, code_bits=8)
+    offered = search.options(samples, ("token",), fixed)
+    start = search.preset(tensor, fixed)
     assert start == Params.keys()
     error = histogram.anchor_error(histogram.Histogram.of(start, samples), start)
     assert any(option.nbytes <= tensor.nbytes(start) and option.error <= error for option in offered)

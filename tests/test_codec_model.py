@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import lynxq
 from lynxq import Params, testing
+from lynxq.params import SPLITS
 from tests.scalar_model import DTYPES, Model
 
 
@@ -64,7 +65,7 @@ def test_presets_on_every_kind_of_contents(preset, dtype, kind):
 @pytest.mark.parametrize("center", ["midrange", "mean"])
 @pytest.mark.parametrize("metadata", ["u8", "u16", "f32"])
 @pytest.mark.parametrize("axis", ["token", "channel"])
-@pytest.mark.parametrize("split", [(3, 5), (4, 4), (5, 3), (6, 2)])
+@pytest.mark.parametrize("split", SPLITS)
 def test_every_combination_of_modes(center, metadata, axis, split):
     params = Params(
         axis=axis,

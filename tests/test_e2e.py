@@ -228,7 +228,7 @@ def test_jobs_that_make_no_sense_are_refused():
         with pytest.raises(ParamsError):
             Job(**{"method": "lynx", "prompt_tokens": 10, **wrong})
     with pytest.raises(ParamsError, match="must be one of lynx"):
-        schemes.get("zip")
+        schemes.of(Job(method="zip", prompt_tokens=2))
 
 
 def test_the_picture_is_drawn(tmp_path):

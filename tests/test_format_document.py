@@ -17,6 +17,7 @@ from lynxq import Params, errors, layout
 from lynxq.format import description, frames, header
 from lynxq.format.frames import FrameHeader
 from lynxq.layout import Layout
+from lynxq.params import SPLITS
 
 DOCS = Path(__file__).parents[1] / "docs"
 TYPES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f64": "d"}
@@ -258,7 +259,7 @@ def documented_sections(subject, stream, page):
 
 @pytest.mark.parametrize("axis", ["token", "channel"])
 @pytest.mark.parametrize("metadata", ["u8", "u16", "f32"])
-@pytest.mark.parametrize("bits", [(3, 5), (4, 4), (5, 3), (6, 2)])
+@pytest.mark.parametrize("bits", SPLITS)
 def test_sections_are_those_of_the_code(axis, metadata, bits):
     for chunk, dtype, tokens, sinks in product([4, 8], ["float32", "bfloat16"], [3, 16, 37], [0, 3, 5]):
         params = Params(

@@ -14,6 +14,7 @@ from hypothesis import given
 import lynxq
 from lynxq import LynxqError, Params, companding, testing
 from lynxq.errors import ParamsError
+from lynxq.params import SPLITS
 
 POINTS = tuple(k / 7 for k in range(8))
 
@@ -34,6 +35,8 @@ BAD = [
     ("anchor_bits", 2),
     ("anchor_bits", 7),
     ("residual_bits", 1),
+    ("residual_bits", 5),
+    ("anchor_bits", 5),
     ("residual_bits", 6),
     ("sink_tokens", 257),
     *[("alpha", value) for value in (-0.5, 9.9e-7, 1000001, math.nan, math.inf, -math.inf, "1", None, True, 1j, [1])],
@@ -77,17 +80,19 @@ def test_odd_values_give_no_other_exception(changes):
 
 @pytest.mark.parametrize("a", range(1, 9))
 @pytest.mark.parametrize("r", range(1, 9))
-def test_only_four_splits(a, r):
-    if (a, r) in [(3, 5), (4, 4), (5, 3), (6, 2)]:
+def test_splits_have_at_most_a_byte(a, r):
+    if 3 <= a <= 6 and 2 <= r <= 5 and a + r <= 8:
         assert Params(anchor_bits=a, residual_bits=r).levels == (2 ** (a - 1) - 1) * 2**r
+        assert (a, r) in SPLITS
     else:
-        with pytest.raises(ParamsError, match=r"anchor_bits|residual_bits"):
+        assert (a, r) not in SPLITS
+        with pytest.raises(ParamsError, match=rf"anchor_bits.*{a}|residual_bits.*{r}"):
             Params(anchor_bits=a, residual_bits=r)
 
 
 def test_levels_of_the_splits():
-    pairs = [(3, 5), (4, 4), (5, 3), (6, 2)]
-    assert [Params(anchor_bits=a, residual_bits=r).levels for a, r in pairs] == [96, 112, 120, 124]
+    pairs = [(3, 2), (3, 5), (4, 2), (4, 3), (4, 4), (5, 2), (5, 3), (6, 2)]
+    assert [Params(anchor_bits=a, residual_bits=r).levels for a, r in pairs] == [12, 96, 28, 56, 112, 60, 120, 124]
 
 
 def test_page_and_range_are_free_along_channels():

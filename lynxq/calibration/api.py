@@ -14,18 +14,19 @@ from lynxq.calibration.data import Tensor, load
 from lynxq.calibration.measure import attention_error, centred_error
 from lynxq.calibration.result import Calibration, Entry
 from lynxq.calibration.sampling import Sample, attention_samples, centred_samples
-from lynxq.calibration.search import Option, options, preset
+from lynxq.calibration.search import Fixed, Option, options, preset
 from lynxq.calibration.sensitivity import load_layers
 from lynxq.errors import ParamsError
 from lynxq.evaluate import RowKind
 from lynxq.naming import Kind
-from lynxq.params import MAX_PAGE, Axis, Params
+from lynxq.params import CODE_BITS, MAX_PAGE, Axis, Params
 
 Per = Literal["kind", "layer"]
 _Group = tuple[RowKind, int | None]
+_Axes = Mapping[RowKind, tuple[Axis, ...]]
 
 #: Axes that are tried without queries: that of the preset alone. The error of a tensor cannot tell which is better.
-_PRESET_AXES: Mapping[RowKind, tuple[Axis, ...]] = {"key": ("token",), "value": ("channel",), "other": ("token",)}
+_PRESET_AXES: _Axes = {"key": ("token",), "value": ("channel",), "other": ("token",)}
 _ALL_AXES: tuple[Axis, ...] = ("token", "channel")
 
 
@@ -39,6 +40,7 @@ def calibrate(
     per: Per = "kind",
     pages: Sequence[int] = (256,),
     sink_tokens: int = 4,
+    code_bits: int = CODE_BITS,
     sample_tokens: int = 1024,
     kind_of: Callable[[str], Kind | None] = naming.kind_of,
     layer_of: Callable[[str], int | None] = naming.layer_of,
@@ -56,7 +58,7 @@ def calibrate(
         minimised, otherwise the centred vNMSE. Layers without queries then follow the others.
     budget_bits : float, optional
         Most bits per element that the anchors of all tensors together may take, everything stored counted; what
-        the presets take by default. The residual of an anchor of a bits has 8 - a.
+        the presets take by default. The residual of an anchor of a bits has `code_bits` - a.
     token_axis : int
         The axis of tokens, in all tensors.
     head_dim : int, optional
@@ -68,6 +70,9 @@ def calibrate(
     sink_tokens : int
         Tokens that are kept verbatim, for all tensors; it is not searched, since no error of tensors shows what
         they are good for.
+    code_bits : int
+        Bits of anchor and residual codes together, 6 to 8. Each bit less makes the residual, and a transfer of both,
+        smaller by a bit, and the full decode's vNMSE four times as large.
     sample_tokens : int
         Tokens of each tensor that the search looks at, in blocks spread evenly.
     kind_of, layer_of : callable
@@ -103,10 +108,12 @@ def calibrate(
     sizes = sorted({integer("pages", page, 8, MAX_PAGE, ParamsError) for page in pages})
     if not sizes:
         raise ParamsError("pages must have a size, got none")
+    bits = integer("code_bits", code_bits, 6, CODE_BITS, ParamsError)
     count = integer("sample_tokens", sample_tokens, 1, 1 << 48, ParamsError)
     data = load(tensors, kind_of, layer_of, token_axis=token_axis, head_dim=head_dim)
     layers = None if queries is None else load_layers(data, queries, layer_of)
-    presets = {tensor.name: preset(tensor, _nearest(sizes), sink_tokens) for tensor in data}
+    fixed = [Fixed(page, sink_tokens, bits) for page in sizes]
+    presets = {tensor.name: preset(tensor, _nearest(fixed)) for tensor in data}
     preset_bits = _bits(data, presets)
     budget = preset_bits if budget_bits is None else real("budget_bits", budget_bits, 0.0, exclusive=True)
     block = max(512, *sizes)
@@ -116,10 +123,10 @@ def calibrate(
         _check_kinds(data)
         samples = attention_samples(layers, size=block, wanted=count, sink_tokens=sink_tokens)
     axes = _PRESET_AXES if layers is None else dict.fromkeys(_PRESET_AXES, _ALL_AXES)
-    found = [_assigned(samples, budget, per, page=page, sink_tokens=sink_tokens, axes=axes) for page in sizes]
+    found = [_assigned(samples, budget, per, axes, one) for one in fixed]
     best = min((item for item in found if item is not None), key=lambda item: item[0], default=None)
     if best is None:
-        least = min(_least_bits(samples, page=page, sink_tokens=sink_tokens, axes=axes) for page in sizes)
+        least = min(_least_bits(samples, axes, one) for one in fixed)
         raise ParamsError(
             f"budget_bits must leave room for the smallest parameters, {least:.4g} bits for these tensors, "
             f"got {budget:g}"
@@ -165,13 +172,7 @@ def _groups(samples: Sequence[Sample], per: Per) -> dict[_Group, list[Sample]]:
 
 
 def _assigned(
-    samples: Sequence[Sample],
-    budget: float,
-    per: Per,
-    *,
-    page: int,
-    sink_tokens: int,
-    axes: Mapping[RowKind, tuple[Axis, ...]],
+    samples: Sequence[Sample], budget: float, per: Per, axes: _Axes, fixed: Fixed
 ) -> tuple[float, dict[_Group, Params]] | None:
     """Expected error and parameters for every group with some page; None if the budget is too small."""
     limit = budget * sum(sample.tensor.layout.elements for sample in samples) / 8
@@ -181,8 +182,7 @@ def _assigned(
     for level in dict.fromkeys(("kind", per)):
         groups = _groups(samples, level)
         found: dict[_Group, list[Option]] = {
-            group: options(members, axes=axes[group[0]], page=page, sink_tokens=sink_tokens)
-            for group, members in groups.items()
+            group: options(members, axes[group[0]], fixed) for group, members in groups.items()
         }
         picks = allocate([[(o.nbytes, o.error) for o in choices] for choices in found.values()], limit)
         if picks is None:
@@ -193,20 +193,17 @@ def _assigned(
     return total, chosen
 
 
-def _least_bits(
-    samples: Sequence[Sample], *, page: int, sink_tokens: int, axes: Mapping[RowKind, tuple[Axis, ...]]
-) -> float:
+def _least_bits(samples: Sequence[Sample], axes: _Axes, fixed: Fixed) -> float:
     """Bits per element of the smallest parameters of every kind."""
     groups = _groups(samples, "kind").items()
-    found = [options(members, axes=axes[group[0]], page=page, sink_tokens=sink_tokens) for group, members in groups]
+    found = [options(members, axes[group[0]], fixed) for group, members in groups]
     smallest = sum(min(option.nbytes for option in choices) for choices in found)
     return 8 * smallest / sum(sample.tensor.layout.elements for sample in samples)
 
 
-def _nearest(sizes: Sequence[int]) -> int:
-    """The page for the presets: their own if that is allowed."""
-    usual = Params().page
-    return usual if usual in sizes else min(sizes, key=lambda size: (abs(size - usual), size))
+def _nearest(choices: Sequence[Fixed]) -> Fixed:
+    """The pages for the presets: their own if these are allowed."""
+    return min(choices, key=lambda one: (abs(one.page - Params().page), one.page))
 
 
 def _bits(data: Sequence[Tensor], params: Mapping[str, Params]) -> float:

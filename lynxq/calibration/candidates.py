@@ -47,7 +47,8 @@ def groupings(axes: Sequence[Axis], page: int, head_dim: int, sink_tokens: int) 
                 yield from (replace(base, chunk=chunk, metadata=width) for width in WIDTHS)
 
 
-def splits(grouping: Params) -> Iterator[Params]:
-    """A grouping with every split of codes."""
+def splits(grouping: Params, code_bits: int) -> Iterator[Params]:
+    """A grouping with every split of codes of so many bits."""
     for anchor_bits, residual_bits in SPLITS:
-        yield replace(grouping, anchor_bits=anchor_bits, residual_bits=residual_bits)
+        if anchor_bits + residual_bits == code_bits:
+            yield replace(grouping, anchor_bits=anchor_bits, residual_bits=residual_bits)

@@ -42,14 +42,37 @@ class _Coarse:
     error: float
 
 
-def preset(tensor: Tensor, page: int, sink_tokens: int) -> Params:
-    """The preset of a tensor's kind, with the given pages and sinks."""
+@dataclass(frozen=True)
+class Fixed:
+    """What all tensors share, and no search chooses.
+
+    Attributes
+    ----------
+    page, sink_tokens : int
+    code_bits : int
+        Bits of anchor and residual together.
+    """
+
+    page: int
+    sink_tokens: int
+    code_bits: int
+
+
+def preset(tensor: Tensor, fixed: Fixed) -> Params:
+    """The preset of a tensor's kind, with the given pages, sinks and codes."""
     params = naming.preset_for("value" if tensor.kind == "value" else "key")
-    run = page if params.axis == "token" else params.range_size
-    return replace(params, page=page, range_size=run, chunk=min(params.chunk, run), sink_tokens=sink_tokens)
+    run = fixed.page if params.axis == "token" else params.range_size
+    return replace(
+        params,
+        page=fixed.page,
+        range_size=run,
+        chunk=min(params.chunk, run),
+        residual_bits=fixed.code_bits - params.anchor_bits,
+        sink_tokens=fixed.sink_tokens,
+    )
 
 
-def options(samples: Sequence[Sample], *, axes: Sequence[Axis], page: int, sink_tokens: int) -> list[Option]:
+def options(samples: Sequence[Sample], axes: Sequence[Axis], fixed: Fixed) -> list[Option]:
     """What a group of tensors that share their parameters can choose from: no option beats another in bits and error.
 
     Parameters
@@ -57,22 +80,22 @@ def options(samples: Sequence[Sample], *, axes: Sequence[Axis], page: int, sink_
     samples : sequence of Sample
         Of all tensors of the group.
     axes : sequence of {"token", "channel"}
-    page, sink_tokens : int
+    fixed : Fixed
     """
     tensors = [sample.tensor for sample in samples]
     head_dim = max(tensor.layout.head_dim for tensor in tensors)
     grid = np.array(ALPHAS)
     coarse: list[_Coarse] = []
-    for grouping in groupings(axes, page, head_dim, sink_tokens):
+    for grouping in groupings(axes, fixed.page, head_dim, fixed.sink_tokens):
         histogram = Histogram.of(grouping, samples)
-        for split in splits(grouping):
+        for split in splits(grouping, fixed.code_bits):
             errors, _ = histograms.anchor_errors(histogram, split, grid)
             place = int(errors.argmin())
             nbytes = sum(tensor.nbytes(split) for tensor in tensors)
             coarse.append(_Coarse(split, histogram, place, nbytes, float(errors[place])))
     best = frontier([item.nbytes for item in coarse], [item.error for item in coarse])
     fine = [_refined(item) for item in coarse if _is_close(item, [coarse[i] for i in best])]
-    start = preset(tensors[0], page, sink_tokens)
+    start = preset(tensors[0], fixed)
     nbytes = sum(tensor.nbytes(start) for tensor in tensors)
     fine.append(Option(start, nbytes, histograms.anchor_error(Histogram.of(start, samples), start)))
     return [fine[i] for i in frontier([item.nbytes for item in fine], [item.error for item in fine])]

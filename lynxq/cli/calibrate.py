@@ -62,6 +62,7 @@ def calibrate(
     per: Annotated[Granularity, typer.Option(help="one choice for a kind, or for every layer")] = Granularity.kind,
     page: Annotated[list[int] | None, typer.Option(help="page size to try; may be repeated; 256 by default")] = None,
     sink_tokens: Annotated[int, typer.Option(help="first tokens of the sequence kept verbatim")] = 4,
+    code_bits: Annotated[int, typer.Option(help="bits of anchor and residual codes together, 6 to 8")] = 8,
     token_axis: Annotated[int, typer.Option(help="axis of tokens")] = 0,
     head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing output")] = False,
@@ -88,6 +89,7 @@ def calibrate(
                 per=per.value,
                 pages=tuple(page or (256,)),
                 sink_tokens=sink_tokens,
+                code_bits=code_bits,
             )
     with replacing(output) as target:
         target.write(found.to_json().encode())

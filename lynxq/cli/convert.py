@@ -15,6 +15,7 @@ from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
 from lynxq.cli.places import Container, Residual
 from lynxq.layout import Tier
+from lynxq.params import CODE_BITS
 from lynxq.tensorfile import open_tensors, save_tensors
 
 
@@ -65,8 +66,9 @@ def encode(
     first_token: Annotated[int, typer.Option(help="position of the first token in its sequence")] = 0,
     head_dim: Annotated[int | None, typer.Option(help="channels of a head, if the last axis holds several")] = None,
     alpha: Annotated[float | None, typer.Option(help="strength of the companding; 0 is linear")] = None,
-    anchor_bits: Annotated[
-        int | None, typer.Option(help="bits of the anchor, 3 to 6; the residual has 8 less these")
+    anchor_bits: Annotated[int | None, typer.Option(help="bits of the anchor, 3 to 6")] = None,
+    residual_bits: Annotated[
+        int | None, typer.Option(help="bits of the residual, 2 to 5; by default 8 less those of the anchor")
     ] = None,
     chunk: Annotated[int | None, typer.Option(help="values that share a centre and a scale")] = None,
     center: Annotated[str | None, typer.Option(help="midrange or mean")] = None,
@@ -81,9 +83,9 @@ def encode(
     Example: lynxq encode kv.safetensors -o kv.lynx --meta model=smollm2
     """
     given = {"alpha": alpha, "chunk": chunk, "center": center, "metadata": scale_width, "sink_tokens": sink_tokens}
+    rest = None if anchor_bits is None else CODE_BITS - anchor_bits
+    given |= {"anchor_bits": anchor_bits, "residual_bits": rest if residual_bits is None else residual_bits}
     changes = {name: value for name, value in given.items() if value is not None}
-    if anchor_bits is not None:
-        changes |= {"anchor_bits": anchor_bits, "residual_bits": 8 - anchor_bits}
     parameters = None if parameter_file is None else params_file.read(parameter_file)
     if parameters is not None and (changes or preset is not Preset.auto):
         raise console.UsageError("--params has all parameters: leave out --preset and options for single ones")

@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lynxq import plots
-from lynxq.cli import console
+from lynxq.calibration import Calibration
+from lynxq.cli import console, params_file
 
-_DEFAULT = "bf16,int8,int4,kivi4,lynx"
+_DEFAULT = "bf16,int8,int4,kivi4,lynx,lynx-4+3"
 
 
 class Display:
@@ -76,6 +77,12 @@ def e2e(
     rate: Annotated[float | None, typer.Option(min=0.001, help="MB/s of the link, instead of --like.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of sampled decoding.")] = 0,
+    parameter_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--params", help="JSON of lynxq calibrate, for the transfer lynx-calibrated", exists=True, dir_okay=False
+        ),
+    ] = None,
     approximate: Annotated[
         bool, typer.Option("--allow-approximate", help="Go on from the anchor if the residual never comes.")
     ] = False,
@@ -98,13 +105,14 @@ def e2e(
     if picture is not None:
         plots.image_format(picture)
     words = texts.read(text)[1]
-    options = {
+    options: dict[str, Any] = {
         "prompt_tokens": tokens,
         "new_tokens": new,
         "temperature": temperature,
         "seed": seed,
         "cap": min(64, new),
         "allow_approximate": approximate,
+        "calibration": None if parameter_file is None else _calibration(parameter_file),
     }
     names = [name.strip() for name in methods.split(",")]
     for name in names:
@@ -123,6 +131,13 @@ def e2e(
         raise typer.Exit(1)
 
 
+def _calibration(path: Path) -> str:
+    found = params_file.read(path)
+    if not isinstance(found, Calibration):
+        raise console.UsageError(f"{console.plain(path)} holds no calibration, but parameters for all tensors")
+    return found.to_json()
+
+
 async def _compare(
     words: str, model: str | None, names: list[str], speed: tuple[float, float | None], options: dict[str, Any]
 ) -> tuple[list[Any], float]:
@@ -130,8 +145,8 @@ async def _compare(
 
     like, rate = speed
     tokens = options["prompt_tokens"]
-    titles = {name: schemes.get(name).title for name in names}
-    jobs = {name: Job(method=name, **options) for name in names}  # refused before any work
+    jobs = {name: Job(method=name, **options) for name in names}
+    titles = {name: schemes.of(job).title for name, job in jobs.items()}  # refused before any work
     display = Display("loading the model in two processes")
     outcomes = []
     with display.context:
@@ -165,7 +180,7 @@ def _table(outcomes: list[Any], new: int) -> Table:
         marks = {True: "yes", False: "no", None: "-"}
         same = None if exact is None or outcome.error else outcome.tokens == exact
         table.add_row(
-            schemes.get(outcome.job.method).title + (" (approximate)" if outcome.approximate else ""),
+            schemes.of(outcome.job).title + (" (approximate)" if outcome.approximate else ""),
             f"{(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f}",
             *(_seconds(at) for at in (outcome.first_drafted, outcome.first_final)),
             *(_seconds(outcome.until(count)) for count in counts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +12,7 @@ from lynxq import backends, lab
 from lynxq.e2e import schemes
 from lynxq.e2e.checks import Checks
 from lynxq.e2e.records import Job
-from lynxq.e2e.run import Run, layouts_for
+from lynxq.e2e.run import Run, shapes_for
 from lynxq.e2e.window import Costs, measure
 from lynxq.e2e.worker import Worker, only_cpu, start
 
@@ -46,12 +47,12 @@ class Decode(Worker):
 
     async def on_cache_bytes(self, tokens: int) -> int:
         """Bytes of a cache of so many tokens in BF16."""
-        return sum(2 * layout.elements for layout in layouts_for(self._model, tokens).values())
+        return sum(2 * math.prod(shape) for shape in shapes_for(self._model, tokens).values())
 
     async def on_run(self, run: int, host: str, port: int, last: int, job: dict[str, Any]) -> dict[str, Any]:
         """Fetch a cache, generate, and compare the tokens with those of the full reconstruction."""
         wanted = Job(**job)
-        method = schemes.get(wanted.method)
+        method = schemes.of(wanted)
         costs = await asyncio.to_thread(self._measured, wanted.prompt_tokens - 1)
         running = Run(
             self._model,
@@ -75,7 +76,7 @@ class Decode(Worker):
 
     def _measured(self, tokens: int) -> Costs:
         if tokens not in self._costs:
-            self._costs[tokens] = measure(self._model, layouts_for(self._model, tokens), self._model.dtype)
+            self._costs[tokens] = measure(self._model, shapes_for(self._model, tokens), self._model.dtype)
         return self._costs[tokens]
 
     async def on_cancel(self, run: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from lynxq import backends, lab
 from lynxq.arrays import Array
 from lynxq.e2e import schemes
+from lynxq.e2e.records import Job
 from lynxq.e2e.worker import Worker, only_cpu, start
 from lynxq.stream import Source
 from lynxq.stream.tcp import Server, TokenBucket, serve
@@ -56,21 +57,22 @@ class Prefill(Worker):
             for kind in ("key", "value")
         }
 
-    async def on_serve(self, run: int, method: str, tokens: int, rate: float | None) -> dict[str, Any]:
+    async def on_serve(self, run: int, tokens: int, job: dict[str, Any]) -> dict[str, Any]:
         """Listen, and send the cache of the first tokens to whoever asks for ``cache``."""
         if not self._tensors:
             raise RuntimeError("there is no cache to send yet")
-        source = self._of(method, tokens)
-        bucket = None if rate is None else TokenBucket(rate)
+        wanted = Job(**job)
+        source = self._of(wanted, tokens)
+        bucket = None if wanted.rate is None else TokenBucket(wanted.rate)
         server = serve({"cache": source}, bucket=bucket)
         await server.__aenter__()
         self._servers[run] = server, source
         return {"port": server.port}
 
-    def _of(self, method: str, tokens: int) -> Source:
+    def _of(self, job: Job, tokens: int) -> Source:
         """What is sent; ready-made ones are kept, those that encode while they send are made anew."""
-        chosen = schemes.get(method)
-        key = method, tokens
+        chosen = schemes.of(job)
+        key = job.method, tokens
         if key in self._ready_made:
             return self._ready_made[key]
         parts = {name: tensor[:, :, :tokens] for name, tensor in self._tensors.items()}

@@ -18,7 +18,7 @@ class Job:
     Parameters
     ----------
     method : str
-        As :func:`lynxq.e2e.schemes.get` knows it.
+        As :func:`lynxq.e2e.schemes.methods` knows it.
     prompt_tokens : int
         Of the prefilled text; the last one of them is left to the decode side.
     new_tokens : int
@@ -37,6 +37,8 @@ class Job:
         Seconds without a byte after which the rest counts as never coming.
     check : bool
         Whether to compare the tokens with those from the full reconstruction afterwards.
+    calibration : str, optional
+        JSON of a :class:`lynxq.calibration.Calibration`, for the method that is coded with it.
     """
 
     method: str
@@ -49,6 +51,7 @@ class Job:
     allow_approximate: bool = False
     residual_timeout: float = 60.0
     check: bool = True
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         integer("prompt_tokens", self.prompt_tokens, 2, 1 << 24, ParamsError)

@@ -16,7 +16,6 @@ from lynxq.encoded import Encoded
 from lynxq.errors import CacheNotReadyError, LynxqError, TransferError, WorkerError
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.lab import LanguageModel
-from lynxq.layout import Layout
 from lynxq.stream.tcp import Ready, Transfer, connect
 
 #: Seconds between two looks at what has arrived.
@@ -55,13 +54,13 @@ class Run:
         self._job = job
         self._tell = tell
         self._cancelled = False
-        layouts = layouts_for(model, job.prompt_tokens - 1)
-        self._sent = method.sent(layouts)
+        shapes = shapes_for(model, job.prompt_tokens - 1)
+        self._sent = method.sent(shapes)
         self._cache = ProgressiveCache(
-            layouts, capacity=job.prompt_tokens + job.cap + job.new_tokens + 16, dtype=model.dtype,
+            method.layouts(shapes), capacity=job.prompt_tokens + job.cap + job.new_tokens + 16, dtype=model.dtype,
             timeout=_FOR_EVER,
         )  # fmt: skip
-        self._fill = method.fill(layouts)
+        self._fill = method.fill(shapes)
         self.generation = Generation(
             model, self._cache, last, Sampling(job.temperature, job.seed), on_pass=self._passed
         )
@@ -264,14 +263,13 @@ class Run:
             outcome.spans.sort(key=lambda span: span.begin)
 
 
-def layouts_for(model: LanguageModel, tokens: int) -> dict[str, Layout]:
-    """The keys and values of a model for one sequence, with the recommended parameters."""
+def shapes_for(model: LanguageModel, tokens: int) -> dict[str, tuple[int, ...]]:
+    """The keys and values of a model for one sequence: ``[1, heads, tokens, head dim]``."""
     config = model.module.config.get_text_config(decoder=True)
     heads = config.num_key_value_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shapes = {
+    return {
         f"layer.{number}.{kind}": (1, heads, tokens, dim)
         for number in range(config.num_hidden_layers)
         for kind in ("key", "value")
     }
-    return schemes.layouts_of(shapes, "bfloat16")

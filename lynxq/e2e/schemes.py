@@ -15,18 +15,25 @@ from dataclasses import dataclass
 from lynxq import baselines
 from lynxq.arrays import Array
 from lynxq.baselines import Scheme
+from lynxq.calibration import Calibration
 from lynxq.codec import encode
 from lynxq.e2e.carrier import Carrier
+from lynxq.e2e.records import Job
 from lynxq.encoded import Encoded
 from lynxq.errors import ParamsError
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.layout import Layout, Tier
 from lynxq.naming import Kind, kind_of, preset_for
+from lynxq.params import Params
 from lynxq.stream import EncodedSource, EncodingSource, Source
 from lynxq.stream.tcp import Ready, Transfer
 
 #: Called with a tensor's name, and begin and end of its encoding in seconds of the monotonic clock.
 Spans = Callable[[str, float, float], None]
+#: The transfer that needs a calibration.
+CALIBRATED = "lynx-calibrated"
+#: Tensors of a cache, ``[1, heads, tokens, head dim]``, by name.
+Shapes = Mapping[str, tuple[int, ...]]
 #: Puts what has arrived of a transfer into a cache.
 Fill = Callable[[ProgressiveCache, Transfer, Ready], None]
 
@@ -53,24 +60,39 @@ class Method(ABC):
     def source(self, tensors: Mapping[str, Array], on_encoded: Spans) -> Source:
         """What is sent of tensors ``[1, heads, tokens, head dim]``, named as in `lynxq.integrations.hf`."""
 
+    def layouts(self, shapes: Shapes) -> dict[str, Layout]:
+        """The tensors of a cache of such shapes, in BF16; with the presets where their parameters do not matter."""
+        return {
+            name: Layout.of(preset_for(kind_of(name)), shape, "bfloat16", token_axis=2)
+            for name, shape in shapes.items()
+        }
+
     @abstractmethod
-    def sent(self, layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+    def sent(self, shapes: Shapes) -> Mapping[str, Layout]:
         """The tensors that are sent of such a cache."""
 
     @abstractmethod
-    def fill(self, layouts: Mapping[str, Layout]) -> Fill:
+    def fill(self, shapes: Shapes) -> Fill:
         """What the decode side does with what arrives of such tensors; made before the time is taken."""
 
 
 @dataclass(frozen=True)
 class Lynx(Method):
-    """Anchor and residual, encoded while they are sent, tensor by tensor; or `before` that."""
+    """Anchor and residual, encoded while they are sent, tensor by tensor; or `before` that.
 
+    Attributes
+    ----------
+    params : callable
+        Gives the parameters of a tensor by its name.
+    before : bool
+    """
+
+    params: Callable[[str], Params]
     before: bool = False
 
     def source(self, tensors: Mapping[str, Array], on_encoded: Spans) -> Source:
         """Encodes on a thread of its own, or at once."""
-        layouts = layouts_of({name: tuple(x.shape) for name, x in tensors.items()}, next(iter(tensors.values())).dtype)
+        layouts = self.layouts({name: tuple(x.shape) for name, x in tensors.items()})
 
         def pieces() -> Iterator[tuple[str, Encoded]]:
             for name, x in tensors.items():
@@ -81,13 +103,17 @@ class Lynx(Method):
 
         return EncodedSource(dict(pieces())) if self.before else EncodingSource(layouts, pieces())
 
-    def sent(self, layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
-        """The tensors themselves."""
-        return layouts
+    def layouts(self, shapes: Shapes) -> dict[str, Layout]:
+        """With the parameters of this method."""
+        return {name: Layout.of(self.params(name), shape, "bfloat16", token_axis=2) for name, shape in shapes.items()}
 
-    def fill(self, layouts: Mapping[str, Layout]) -> Fill:
+    def sent(self, shapes: Shapes) -> Mapping[str, Layout]:
+        """The tensors themselves."""
+        return self.layouts(shapes)
+
+    def fill(self, shapes: Shapes) -> Fill:
         """Decode pages into their place: as an anchor first, then in full."""
-        del layouts
+        del shapes
 
         def write(cache: ProgressiveCache, transfer: Transfer, ready: Ready) -> None:
             tier: Tier = "anchor" if ready.stream == "anchor" else "full"
@@ -112,21 +138,20 @@ class Monolithic(Method):
             on_encoded(name, begin, time.monotonic())
         return EncodedSource(made)
 
-    def sent(self, layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+    def sent(self, shapes: Shapes) -> Mapping[str, Layout]:
         """Their carriers."""
-        carriers = self._carriers({name: layout.shape for name, layout in layouts.items()})
-        return {name: carrier.layout for name, carrier in carriers.items()}
+        return {name: carrier.layout for name, carrier in self._carriers(shapes).items()}
 
-    def fill(self, layouts: Mapping[str, Layout]) -> Fill:
+    def fill(self, shapes: Shapes) -> Fill:
         """Decode a tensor, all of which is there, and put it into its place."""
-        carriers = self._carriers({name: layout.shape for name, layout in layouts.items()})
+        carriers = self._carriers(shapes)
 
         def write(cache: ProgressiveCache, transfer: Transfer, ready: Ready) -> None:
             cache.fill(ready.name, carriers[ready.name].unpack(transfer.encoded(ready.name, "anchor")))
 
         return write
 
-    def _carriers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Carrier]:
+    def _carriers(self, shapes: Shapes) -> dict[str, Carrier]:
         import torch
 
         made: dict[tuple[Kind | None, tuple[int, ...]], Carrier] = {}
@@ -138,13 +163,13 @@ class Monolithic(Method):
         return {name: made[kind_of(name), shape] for name, shape in shapes.items()}
 
 
-def layouts_of(shapes: Mapping[str, tuple[int, ...]], dtype: object) -> dict[str, Layout]:
-    """The layouts of a cache's tensors with the recommended parameters."""
-    return {name: Layout.of(preset_for(kind_of(name)), shape, dtype, token_axis=2) for name, shape in shapes.items()}
+def _by_kind(keys: Params, values: Params) -> Callable[[str], Params]:
+    """Parameters by a tensor's name."""
+    return lambda name: values if kind_of(name) == "value" else keys
 
 
-def methods() -> dict[str, Method]:
-    """All transfers by name."""
+def methods(calibration: str | None = None) -> dict[str, Method]:
+    """All transfers by name; one more with a calibration, which is given as JSON."""
     schemes: dict[str, tuple[str, str]] = {
         "bf16": ("bf16", "BF16"),
         "int8": ("int8", "INT8 (one scale a tensor)"),
@@ -152,10 +177,19 @@ def methods() -> dict[str, Method]:
         "int4": ("int4-g64", "INT4 (groups of 64)"),
         "kivi4": ("kivi4", "KIVI-4"),
     }
+    presets = _by_kind(Params.keys(), Params.values())
+    # Less than INT8 in all; the second one has better drafts, too, for a ninth of the anchor more.
+    short = _by_kind(Params.keys(residual_bits=3), Params.values(residual_bits=3))
+    fine = _by_kind(Params.keys(anchor_bits=5, residual_bits=2, chunk=128), Params.values(residual_bits=3))
     made: list[Method] = [
-        Lynx("lynx", "Lynx", "full", drafts=True),
-        Lynx("lynx-encoded", "Lynx, encoded before", "full", drafts=True, before=True),
+        Lynx("lynx", "Lynx", "full", drafts=True, params=presets),
+        Lynx("lynx-4+3", "Lynx, 4+3 bits", "full", drafts=True, params=short),
+        Lynx("lynx-5+2", "Lynx, keys 5+2 and values 4+3 bits", "full", drafts=True, params=fine),
+        Lynx("lynx-encoded", "Lynx, encoded before", "full", drafts=True, params=presets, before=True),
     ]
+    if calibration is not None:
+        found = Calibration.from_json(calibration)
+        made.append(Lynx(CALIBRATED, "Lynx, calibrated", "full", drafts=True, params=found.__getitem__))
     made += [
         Monolithic(name, title, "anchor", drafts=False, scheme=baselines.get(scheme))
         for name, (scheme, title) in schemes.items()
@@ -163,9 +197,11 @@ def methods() -> dict[str, Method]:
     return {method.name: method for method in made}
 
 
-def get(name: str) -> Method:
-    """The transfer of a name; raises `ParamsError` if there is none."""
-    found = methods()
-    if name not in found:
-        raise ParamsError(f"a transfer must be one of {', '.join(found)}, got {name!r}")
-    return found[name]
+def of(job: Job) -> Method:
+    """The transfer of a job; raises `ParamsError` if there is none of that name."""
+    found = methods(job.calibration)
+    if job.method == CALIBRATED and job.calibration is None:
+        raise ParamsError(f"the transfer {CALIBRATED} needs a calibration, got none")
+    if job.method not in found:
+        raise ParamsError(f"a transfer must be one of {', '.join(found)}, got {job.method!r}")
+    return found[job.method]

@@ -161,7 +161,7 @@ class Session:
         if not self._prefilled:
             await self.prefill(self._ids)
         tokens = job.prompt_tokens - 1
-        where = await sender.call("serve", run=number, method=job.method, tokens=tokens, rate=job.rate)
+        where = await sender.call("serve", run=number, tokens=tokens, job=asdict(job))
         try:
             answer = await decode.call(
                 "run", run=number, host="127.0.0.1", port=where["port"], last=self._ids[tokens], job=asdict(job)

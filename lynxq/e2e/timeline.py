@@ -89,7 +89,7 @@ def draw(outcomes: Sequence[Outcome], path: PathLike, *, title: str = "") -> Non
 
 
 def _heading(outcome: Outcome) -> str:
-    name = schemes.get(outcome.job.method).title
+    name = schemes.of(outcome.job).title
     drafted = f", {outcome.accepted} of {outcome.drafted} drafted tokens kept" if outcome.drafted else ""
     return f"{name}: {(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f} MB{drafted}"
 

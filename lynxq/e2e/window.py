@@ -11,6 +11,7 @@ from typing import Any
 from lynxq.e2e.generation import Model, Pass
 from lynxq.integrations.hf import ProgressiveCache
 from lynxq.layout import Layout
+from lynxq.params import Params
 from lynxq.speculative import AdaptiveWindow
 from lynxq.stream.tcp import Ready
 
@@ -41,13 +42,14 @@ class Costs:
         return self.step + self.token * drafted
 
 
-def measure(model: Model, layouts: Mapping[str, Layout], dtype: Any, tokens: int = 32) -> Costs:
+def measure(model: Model, shapes: Mapping[str, tuple[int, ...]], dtype: Any, tokens: int = 32) -> Costs:
     """Measure passes over a cache of such tensors; what is in it does not matter."""
     import torch
 
+    layouts = {name: Layout.of(Params(), shape, "bfloat16", token_axis=2) for name, shape in shapes.items()}
     cache = ProgressiveCache(layouts, dtype=dtype)
-    for name, layout in layouts.items():
-        cache.fill(name, torch.zeros(layout.shape, dtype=dtype))
+    for name, shape in shapes.items():
+        cache.fill(name, torch.zeros(shape, dtype=dtype))
     seconds = {}
     for count in (1, 1, 1, tokens + 1, tokens + 1):  # the first ones warm up
         begin = time.monotonic()

@@ -65,15 +65,16 @@ def params(draw: st.DrawFn, /, **fixed: Any) -> Params:
     page = pick("page", st.sampled_from(_PAGES))
     runs = _divisors(page) if axis == "token" else [1, 2, 3, 4, 6, 8, 64]
     pick("chunk", st.sampled_from(_divisors(pick("range_size", st.sampled_from(runs)))))
-    if "anchor_bits" not in chosen and "residual_bits" not in chosen:
-        chosen["anchor_bits"], chosen["residual_bits"] = draw(st.sampled_from(SPLITS))
-    anchor_bits = pick("anchor_bits", st.just(8 - chosen.get("residual_bits", 4)))
-    pick("residual_bits", st.just(8 - anchor_bits))
+    anchor_bits, residual_bits = chosen.get("anchor_bits"), chosen.get("residual_bits")
+    splits = [(a, r) for a, r in SPLITS if anchor_bits in (None, a) and residual_bits in (None, r)]
+    if splits:  # otherwise Params says what is wrong
+        anchor_bits, residual_bits = chosen["anchor_bits"], chosen["residual_bits"] = draw(st.sampled_from(splits))
     pick("alpha", st.sampled_from(_ALPHAS) | st.floats(0.01, 10.0))
     pick("center", st.sampled_from(("midrange", "mean")))
     pick("metadata", st.sampled_from(("u8", "u16", "f32")))
     pick("sink_tokens", st.integers(0, min(page, 9)))
-    points = st.lists(st.floats(0.0, 1.0, width=32), min_size=1 << (anchor_bits - 1), max_size=1 << (anchor_bits - 1))
+    count = 1 << (chosen["anchor_bits"] - 1)
+    points = st.lists(st.floats(0.0, 1.0, width=32), min_size=count, max_size=count)
     pick("anchor_points", st.none() | points.map(lambda values: tuple(sorted(values))))
     return Params(**chosen)
 

@@ -53,7 +53,7 @@ def _load_scales(spec, anchor, places, first, rows, n, floats):
 @inner
 def _unpack(spec, full, anchor, residual, places, lanes, first, rows, codes):
     """Codes of up to 8 tokens, the first of which is `first`: Q_anc, or Q_anc · 2^r + Q_res for the full decode."""
-    if spec.residual_bits == 4:
+    if spec.anchor_bits == 4 and (spec.residual_bits == 4 or not full):
         for row in range(0, rows, 2):
             a, b = codes[row * lanes : (row + 1) * lanes], codes[(row + 1) * lanes : (row + 2) * lanes]
             at = places[ANCHOR_0, 0] + (first + row) // 2 * places[ANCHOR_0, 1]

@@ -88,7 +88,7 @@ def _store_scales(spec, anchor, places, first, rows, n, floats, words):
 @inner
 def _pack(spec, codes, lanes, first, rows, anchor, residual, places):
     """Pack up to 8 rows of codes, the first of which is coded token `first`, into all planes."""
-    if spec.residual_bits == 4:
+    if spec.anchor_bits == 4 and spec.residual_bits == 4:
         if rows % 2:
             codes[rows * lanes : (rows + 1) * lanes] = 0
         for row in range(0, rows, 2):

@@ -12,7 +12,7 @@
 // full factors, then of every cell of the grid the next threshold and, as 32-bit integers, the thresholds below it.
 #define THRESHOLDS 128
 #define ANCHOR_FACTORS (1 << ANCHOR_BITS)
-#define FULL_FACTORS 256
+#define FULL_FACTORS (1 << (ANCHOR_BITS + RESIDUAL_BITS))
 #if CELL_BITS
 #define CELLS (2 << CELL_BITS)  // the second half is that of t = 1 and more, all alike
 #endif
