@@ -241,7 +241,7 @@ def test_shorter_codes_are_those_of_all_tensors(cache, code_bits):
 
 @pytest.mark.parametrize("code_bits", [5, 9, 7.0, "7", None])
 def test_code_bits_are_checked(cache, code_bits):
-    with pytest.raises(ParamsError, match=r"code_bits .*6.*8"):
+    with pytest.raises(ParamsError, match=r"code_bits must be"):
         lynxq.calibrate(cache, token_axis=0, code_bits=code_bits)
 
 

@@ -88,6 +88,21 @@ def test_options_become_parameters(source, tmp_path):
         assert {tensor.first_token for tensor in reader.values()} == {9}
 
 
+@pytest.mark.parametrize(
+    ("options", "split"), [(("--residual-bits", 3), (4, 3)), (("--anchor-bits", 5, "--residual-bits", 2), (5, 2))]
+)
+def test_codes_may_be_shorter_than_a_byte(source, tmp_path, options, split):
+    run("encode", source, "-o", tmp_path / "a.lynx", *options)
+    with lynxq.open(tmp_path / "a.lynx") as reader:
+        assert {(one.params.anchor_bits, one.params.residual_bits) for one in reader.values()} == {split}
+
+
+def test_codes_longer_than_a_byte_are_refused(source, tmp_path):
+    with pytest.raises(lynxq.ParamsError, match=r"anchor_bits \+ residual_bits must be at most 8, got 4\+5"):
+        run("encode", source, "-o", tmp_path / "a.lynx", "--residual-bits", 5)
+    assert not (tmp_path / "a.lynx").exists()
+
+
 def test_token_axis_and_head_dim(tmp_path):
     x = np.random.default_rng(1).standard_normal((2, 50, 6 * 16), dtype=np.float32)
     save_tensors(tmp_path / "x.safetensors", {"v": x})
