@@ -1,7 +1,7 @@
 """The timeline with a real model: python bench/e2e.py [--lossless] | --report [--check].
 
 Without options it runs the committed experiment: SmolLM2-135M in two processes of one processor each, the transfers in
-turn, on links that are to it what the paper's links are to its model. It takes about eight minutes. `--lossless`
+turn, on links that are to it what the paper's links are to its model. It takes about half an hour. `--lossless`
 runs Lynx alone on many passages. `--report` writes the tables of docs/e2e.md from the results, and draws the pictures.
 """
 
@@ -12,39 +12,49 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from e2e_report import DRAWN, NEW, encoding, goals, losslessness, read, report, tables, times_of
 from environment import RESULTS, environment, load_average
 
-from lynxq.e2e import Job, Outcome, Session, links
+import lynxq
+from lynxq import lab
+from lynxq.e2e import Job, Outcome, Session, links, schemes
 from lynxq.lab import texts
 
 #: The prompt that links are scaled for: its cache takes as many steps as the paper's.
 REFERENCE = 2048
-ALL = ("bf16", "int8", "int8-token", "int4", "kivi4", "lynx")
+LYNX = ("lynx", "lynx-4+3", "lynx-5+2")
+ALL = ("bf16", "int8", "int8-token", "int4", "kivi4", *LYNX)
+#: What the transfer with calibrated parameters is calibrated on: tokens of the text from this character on, far behind
+#: the prompts.
+CALIBRATED_AT, CALIBRATED_TOKENS = 500_000, 2048
 
 
 class Group(NamedTuple):
-    """Runs on one prompt and one link: the paper's link in Gbit/s that it stands for, None for no limit."""
+    """Runs on one prompt and one link: the paper's link in Gbit/s that it stands for, None for no limit.
+
+    All methods take turns `repeats` times.
+    """
 
     prompt: int
     link: float | None
     methods: tuple[str, ...]
     temperature: float = 0.0
     seeds: tuple[int, ...] = (0,)
+    repeats: int = 1
 
 
 GROUPS = (
     Group(2048, None, ALL),  # first, so that everything is warm; also a link on which Lynx cannot win
     Group(2048, 10.0, ALL),
-    Group(2048, 25.0, (*ALL, "lynx-encoded")),
-    Group(2048, 50.0, ALL),
-    Group(256, 25.0, ("bf16", "int8", "int4", "lynx")),
-    Group(1024, 25.0, ("bf16", "int8", "int4", "lynx")),
-    Group(4096, 25.0, ("int8", "int4", "lynx")),
-    Group(8000, 25.0, ("int8", "int4", "lynx")),  # the model has positions for 8192
+    Group(2048, 25.0, (*ALL, "lynx-calibrated", "lynx-encoded"), repeats=3),
+    Group(2048, 50.0, ALL, repeats=3),
+    Group(256, 25.0, ("bf16", "int8", "int4", *LYNX), repeats=3),
+    Group(1024, 25.0, ("bf16", "int8", "int4", *LYNX), repeats=3),
+    Group(4096, 25.0, ("int8", "int4", *LYNX)),
+    Group(8000, 25.0, ("int8", "int4", *LYNX)),  # the model has positions for 8192
     Group(2048, 25.0, ("lynx",), temperature=0.8, seeds=(1, 2)),
 )
 QUICK = (Group(256, 25.0, ("bf16", "int8", "int4", "lynx")), Group(512, 25.0, ("int8", "lynx")))
@@ -54,9 +64,31 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def calibration(text: str) -> str:
+    """Parameters for each layer at the presets' bits in the anchor and 7 in all, by attention error."""
+    model = lab.load()
+    tokens = model.tokens(text[CALIBRATED_AT : CALIBRATED_AT + 16 * CALIBRATED_TOKENS])[:CALIBRATED_TOKENS]
+    capture = lab.capture(model, tokens, queries=True)
+    found = lynxq.calibrate(capture.tensors, capture.queries, token_axis=0, per="layer", code_bits=7)
+    return found.to_json()
+
+
+def jobs(group: Group, rate: float | None, calibrated: str | None) -> Iterator[tuple[int, Job]]:
+    """The runs of a group in their order, each with the number of its repetition."""
+    for repeat in range(group.repeats):
+        for method in group.methods:
+            for seed in group.seeds:
+                yield repeat, Job(
+                    method=method, prompt_tokens=group.prompt, new_tokens=NEW, rate=rate,
+                    temperature=group.temperature, seed=seed,
+                    calibration=calibrated if method == schemes.CALIBRATED else None,
+                )  # fmt: skip
+
+
 async def experiment(text: str, groups: Iterable[Group], reference: int) -> dict[str, Any]:
     """All groups on one text; shorter prompts are beginnings of the longest."""
     groups = list(groups)
+    calibrated = calibration(text) if any(schemes.CALIBRATED in group.methods for group in groups) else None
     longest = max(reference, *(group.prompt for group in groups))
     begin, load = time.monotonic(), load_average()
     async with Session() as session:
@@ -69,17 +101,12 @@ async def experiment(text: str, groups: Iterable[Group], reference: int) -> dict
         rows = []
         for group in groups:
             rate = None if group.link is None else links.rate(group.link, size, costs["step"])
-            for method in group.methods:
-                for seed in group.seeds:
-                    job = Job(
-                        method=method, prompt_tokens=group.prompt, new_tokens=NEW, rate=rate,
-                        temperature=group.temperature, seed=seed,
-                    )  # fmt: skip
-                    outcome = await session.run(job)
-                    if (group.prompt, group.link, group.temperature) != DRAWN:
-                        outcome.spans = []
-                    rows.append({"link": group.link, **outcome.to_dict()})
-                    say(f"  {group.prompt:5} {group.link} {method:12} " + summary(outcome))
+            for repeat, job in jobs(group, rate, calibrated):
+                outcome = await session.run(job)
+                if repeat or (group.prompt, group.link, group.temperature) != DRAWN:
+                    outcome.spans = []
+                rows.append({"link": group.link, "repeat": repeat, **outcome.to_dict()})
+                say(f"  {group.prompt:5} {group.link} {job.method:12} " + summary(outcome))
         exact = await texts_of_bf16(session, {group.prompt for group in groups if not group.temperature}, rows)
     for row in rows:
         if not row["job"]["temperature"] and not row["error"]:
