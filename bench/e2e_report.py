@@ -70,6 +70,7 @@ def tables(result: dict[str, Any]) -> list[str]:
         for row, o in group:
             kept = f"{o.accepted} / {o.drafted}" if o.drafted else "–"
             kept += f" ({o.revisions} revisions)" if o.revisions else ""
+            kept += f", looked up {o.kept} / {o.proposed}" if o.proposed else ""
             lines.append(
                 f"| {schemes.of(o.job).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
                 + " | ".join(seconds(at) for at in times_of(o))
@@ -139,10 +140,25 @@ def losslessness(result: dict[str, Any], many: dict[str, Any] | None) -> list[st
             f"| {len(sampled)}, {sum(bool(o.same_as_full) for o in sampled)} |"
         ),
     ]
+    lines += looked_up("greedy", [o for _, o in greedy])
     if sampled:
         drafted, kept = sum(o.drafted for o in sampled), sum(o.accepted for o in sampled)
         lines.append(f"| tokens drafted and kept, sampled | {kept} of {drafted} ({kept / max(1, drafted):.1%}) |")
-    return lines
+    return lines + looked_up("sampled", sampled)
+
+
+def looked_up(kind: str, found: list[Outcome]) -> list[str]:
+    """How much was proposed from rejected drafts, and what it saved; nothing where nothing was."""
+    kept, proposed = sum(o.kept for o in found), sum(o.proposed for o in found)
+    if not proposed:
+        return []
+    passes = sum(o.passes["lookup"] for o in found if o.proposed)
+    return [
+        (
+            f"| tokens looked up in the rejected rest of a draft and kept, {kind} "
+            f"| {kept} of {proposed} ({kept / proposed:.1%}), in {passes} passes |"
+        )
+    ]
 
 
 def token_rate(found: Iterable[Outcome]) -> float:

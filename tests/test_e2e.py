@@ -237,7 +237,15 @@ def test_the_picture_is_drawn(tmp_path):
         Span(actor="decode", what="draft", begin=1.0, end=1.2),
     ]
     outcomes = [
-        Outcome(job=Job(method="lynx", prompt_tokens=10), spans=spans, first_drafted=1.2, first_final=2.0, drafted=1),
+        Outcome(
+            job=Job(method="lynx", prompt_tokens=10),
+            spans=spans,
+            first_drafted=1.2,
+            first_final=2.0,
+            drafted=1,
+            proposed=4,
+            kept=2,
+        ),
         Outcome(job=Job(method="int8", prompt_tokens=10), error="nothing came"),
     ]
     timeline.draw(outcomes, tmp_path / "a.png", title="two runs")

@@ -67,3 +67,20 @@ def test_tables_say_what_the_rows_say(bench):
     shown = "\n".join(bench.tables(result))
     assert "| Lynx | 0.0 | 5.50 | 10.50 | 10.81 | 11.13 | 39 / 40 | yes | – |" in shown
     assert "sampled at temperature 0.8" in shown
+    assert "looked up" not in shown + "".join(table)
+
+
+def test_tables_say_what_was_looked_up_where_something_was(bench):
+    found = {"drafted": 40, "accepted": 1, "proposed": 30, "kept": 20, "passes": {"lookup": 6, "step": 9}}
+    rows = [row("lynx", **found), row("lynx", temperature=0.8, **{**found, "kept": 3}), row("lynx", drafted=2)]
+    result = {
+        "rows": rows, "model": "M", "text": "T", "load_before": 0.5,
+        "environment": {"processor": "P", "system": "S", "commit": "c"},
+        "reference": {"step": 0.05, "tokens": 2048, "bf16_bytes": 47_000_000},
+    }  # fmt: skip
+    shown = "\n".join(bench.tables(result))
+    assert "| 1 / 40, looked up 20 / 30 |" in shown
+    assert "| 0 / 2 |" in shown
+    table = "\n".join(bench.losslessness(result, None))
+    assert "and kept, greedy | 20 of 30 (66.7%), in 6 passes |" in table
+    assert "and kept, sampled | 3 of 30 (10.0%), in 6 passes |" in table

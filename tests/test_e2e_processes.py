@@ -120,6 +120,11 @@ def test_all_transfers_come_to_their_tokens(processes):
     assert lynx.same_as_full is True or lynx.tie
     assert lynx.rounding < 1e-3
     assert 1 <= lynx.drafted <= 24
+    assert lynx.passes["verify"] == 1
+    assert 0 <= lynx.kept <= lynx.proposed
+    after = lynx.passes.get("step", 0) + lynx.passes.get("lookup", 0)
+    assert lynx.accepted + 1 + after + lynx.kept == max(24, lynx.accepted + 1)
+    assert outcomes["int8"].passes == {"step": 24}
     assert lynx.anchor_at < lynx.residual_at
     assert {(s.actor, s.what) for s in lynx.spans} >= {
         ("prefill", "encode"), ("link", "anchor"), ("link", "residual"), ("decode", "fill anchor"),

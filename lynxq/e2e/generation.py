@@ -1,5 +1,7 @@
 """Generation from a cache that is still arriving: draft from the anchor, verify in one pass, go on.
 
+What the verification rejects is not lost: later passes propose from it what it has in common with the final text.
+
 No transport and no clock of its own: what there is to wait for is in the cache (`ProgressiveCache`), how long to
 draft says a callback, and who wants to know when a token came is told by another one.
 """
@@ -15,10 +17,10 @@ import numpy as np
 
 from lynxq.errors import DistributionError
 from lynxq.integrations.hf import ProgressiveCache
-from lynxq.speculative import Distributions, Draft, verify
+from lynxq.speculative import Distributions, Draft, Lookup, verify
 
-Phase = Literal["draft", "revise", "verify", "step"]
-_PHASES: tuple[Phase, ...] = ("draft", "revise", "verify", "step")
+Phase = Literal["draft", "revise", "verify", "step", "lookup"]
+_PHASES: tuple[Phase, ...] = ("draft", "revise", "verify", "step", "lookup")
 
 
 class Model(Protocol):
@@ -54,7 +56,7 @@ class Pass:
 
     Attributes
     ----------
-    phase : {"draft", "revise", "verify", "step"}
+    phase : {"draft", "revise", "verify", "step", "lookup"}
     begin, end : float
         Seconds of the monotonic clock.
     waited : float
@@ -87,6 +89,8 @@ class Trace:
         How often the draft was read again before the verification.
     accepted : int
         Of these, those that stay.
+    proposed, kept : int
+        Tokens that were proposed from the rejected part of the draft, and those of them that stayed.
     final : list of int
         Verified tokens, and those after them.
     drafted_at, final_at : list of float
@@ -97,6 +101,8 @@ class Trace:
     drafted: list[int] = field(default_factory=list)
     revisions: int = 0
     accepted: int = 0
+    proposed: int = 0
+    kept: int = 0
     final: list[int] = field(default_factory=list)
     drafted_at: list[float] = field(default_factory=list)
     final_at: list[float] = field(default_factory=list)
@@ -134,6 +140,7 @@ class Generation:
         self._on_pass = on_pass or (lambda _: None)
         self.trace = Trace()
         self._rows: list[Distributions] = []  # what the drafted tokens were drawn from
+        self._lookup = Lookup([])
 
     def draft(self, more: Callable[[int], bool]) -> None:
         """Draft tokens from what is there of the prefix, as long as `more` says so, which gets their number so far.
@@ -154,18 +161,29 @@ class Generation:
         """The last token that there is, drafted or not."""
         return self.trace.drafted[-1] if self.trace.drafted else self._last
 
-    def _judge(self, phase: Phase) -> tuple[Distributions, list[int], int]:
-        """Read the draft again: what its tokens should have been drawn from, what comes of it, and how many stay."""
-        self._cache.truncate(self._cache.prefix)
-        tokens = [self._last, *self.trace.drafted]
-        target = self._distributions(self._run(phase, tokens, keep=0))
-        count = len(self.trace.drafted)
-        rows = Distributions.concatenate(self._rows, np.arange(count))
-        draft = Draft(rows.home.put(np.array(self.trace.drafted)), rows, [count])
-        result = verify(draft, target, self._sampling.uniforms(phase, self.trace.revisions, 0, count + 1))
+    def _judge(
+        self, phase: Phase, tokens: Sequence[int], rows: Distributions | None = None
+    ) -> tuple[Distributions, list[int], int]:
+        """Read proposed tokens behind the final ones, in one pass; what they should have been drawn from, what comes of
+        them, and how many stay. Of the rest, nothing stays in the cache.
+
+        `rows` is what they were drawn from; None for tokens without randomness.
+        """
+        place = len(self.trace.final)
+        target = self._distributions(self._run(phase, [self._last, *tokens], keep=0))
+        proposed = target.home.put(np.array(tokens, np.int64))
+        if rows is None:
+            rows = Distributions.certain(proposed, target.vocabulary)
+        uniforms = self._sampling.uniforms(phase, self.trace.revisions, place, len(tokens) + 1)
+        result = verify(Draft(proposed, rows, [len(tokens)]), target, uniforms)
         kept = int(result.accepted[0])
-        self._cache.truncate(self._cache.prefix + 1 + kept)
+        self._cache.truncate(self._cache.prefix + place + 1 + kept)
         return target, [int(token) for token in result.tokens], kept
+
+    def _judge_draft(self, phase: Phase) -> tuple[Distributions, list[int], int]:
+        self._cache.truncate(self._cache.prefix)
+        rows = Distributions.concatenate(self._rows, np.arange(len(self.trace.drafted)))
+        return self._judge(phase, self.trace.drafted, rows)
 
     def revise(self, limit: int) -> None:
         """Read the draft again with what has arrived since, and keep what the rule of speculation keeps.
@@ -177,7 +195,7 @@ class Generation:
         if not self.trace.drafted:
             return
         self.trace.revisions += 1
-        target, tokens, kept = self._judge("revise")
+        target, tokens, kept = self._judge_draft("revise")
         tokens = tokens[:limit]
         self._rows = [Distributions.concatenate([target], np.arange(len(tokens)))]
         self._cache.truncate(self._cache.prefix + len(tokens))
@@ -198,7 +216,10 @@ class Generation:
         """
         self._cache.required = "full"
         if self.trace.drafted:
-            _, tokens, self.trace.accepted = self._judge("verify")
+            _, tokens, kept = self._judge_draft("verify")
+            self.trace.accepted = kept
+            self._lookup = Lookup(self.trace.drafted[kept:])
+            self._lookup.extend(tokens[kept:])
             self._finish(tokens)
 
     def approximate(self) -> None:
@@ -215,11 +236,24 @@ class Generation:
             self._on_pass(self.trace)
 
     def step(self, count: int) -> None:
-        """Generate token by token until there are so many final ones."""
+        """Generate until there are so many final tokens.
+
+        A pass reads the last token, and with it those that :class:`lynxq.speculative.Lookup` proposes from what was
+        rejected of the draft: as many of them stay as the rule of speculation says, and one more. They are a function
+        of the draft and the final tokens, so the same passes can be made again.
+        """
         while len(self.trace.final) < count:
-            logits = self._run("step", [self._last], keep=1)
-            uniforms = self._sampling.uniforms("step", 0, len(self.trace.final), 1)
-            self._finish([int(self._distributions(logits).draw(uniforms)[0])])
+            place = len(self.trace.final)
+            proposal = self._lookup.propose(count - place - 1)
+            if proposal:
+                _, tokens, kept = self._judge("lookup", proposal)
+                self.trace.proposed += len(proposal)
+                self.trace.kept += kept
+            else:
+                row = self._distributions(self._run("step", [self._last], keep=1))
+                tokens = [int(row.draw(self._sampling.uniforms("step", 0, place, 1))[0])]
+            self._lookup.extend(tokens)
+            self._finish(tokens)
 
     def _distributions(self, logits: Any) -> Distributions:
         if self._sampling.temperature:

@@ -97,6 +97,10 @@ class Outcome:
         Tokens of the draft that was verified, and those that stayed.
     revisions : int
         How often the draft was read again before, with what had arrived of the residual.
+    proposed, kept : int
+        Tokens that were proposed from the rejected part of the draft after the verification, and those that stayed.
+    passes : dict of str to int
+        Forward passes of each phase: "draft", "revise", "verify", "lookup" (with proposed tokens), "step" (without).
     window : int or None
         Tokens that the adaptive window asked for when the anchor was there.
     tokens, draft : list of int
@@ -127,9 +131,11 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     revisions: int = 0
+    proposed: int = 0
+    kept: int = 0
+    passes: dict[str, int] = field(default_factory=dict)
     window: int | None = None
     verify_seconds: float | None = None
-    step_seconds: float | None = None
     tokens: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
     text: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -243,6 +244,8 @@ class Run:
         outcome.tokens, outcome.draft = list(trace.final), list(trace.drafted)
         outcome.drafted, outcome.accepted = len(trace.drafted), trace.accepted
         outcome.revisions = trace.revisions
+        outcome.proposed, outcome.kept = trace.proposed, trace.kept
+        outcome.passes = dict(Counter(one.phase for one in trace.passes))
         outcome.final_at = [at - self._begin for at in trace.final_at]
         outcome.first_final = outcome.final_at[0] if outcome.final_at else None
         drafts = [one.end for one in trace.passes if one.phase == "draft"]
@@ -252,9 +255,7 @@ class Run:
                 self._span("decode", "wait", one.begin, one.begin + one.waited)
             self._span("decode", one.phase, one.begin + one.waited, one.end)
         verifications = [one.seconds for one in trace.passes if one.phase == "verify"]
-        steps = [one.seconds for one in trace.passes if one.phase == "step"]
         outcome.verify_seconds = verifications[0] if verifications else None
-        outcome.step_seconds = sorted(steps)[len(steps) // 2] if steps else None
         if outcome.anchor_at is not None:
             self._span("link", "anchor", self._begin, self._begin + outcome.anchor_at)
             if outcome.residual_at is not None and self._pace.residual_total:

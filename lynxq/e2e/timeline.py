@@ -22,6 +22,7 @@ _LANES = (
     (("decode", "revise"), "model"),
     (("decode", "verify"), "model"),
     (("decode", "step"), "model"),
+    (("decode", "lookup"), "model"),
 )
 _COLORS = {
     "encode": "#7f7f7f",
@@ -34,6 +35,7 @@ _COLORS = {
     "revise": "#9467bd",
     "verify": "#d62728",
     "step": "#2ca02c",
+    "lookup": "#17becf",
 }
 _NAMES = {"anchor": "first stream, or all", "fill anchor": None, "fill residual": None}
 
@@ -91,6 +93,7 @@ def draw(outcomes: Sequence[Outcome], path: PathLike, *, title: str = "") -> Non
 def _heading(outcome: Outcome) -> str:
     name = schemes.of(outcome.job).title
     drafted = f", {outcome.accepted} of {outcome.drafted} drafted tokens kept" if outcome.drafted else ""
+    drafted += f", {outcome.kept} of {outcome.proposed} looked up" if outcome.proposed else ""
     return f"{name}: {(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f} MB{drafted}"
 
 

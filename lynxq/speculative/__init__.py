@@ -8,6 +8,7 @@ take numpy arrays or torch tensors; randomness is passed in.
 from lynxq.speculative.distributions import Distributions
 from lynxq.speculative.draft import Draft, Drafting
 from lynxq.speculative.health import HealthMonitor
+from lynxq.speculative.lookup import Lookup
 from lynxq.speculative.rule import acceptance_probability, corrected_distribution
 from lynxq.speculative.verification import Verified, verify
 from lynxq.speculative.window import AdaptiveWindow, LinkEstimate, Ratio, TokenEstimate, window
@@ -19,6 +20,7 @@ __all__ = [
     "Drafting",
     "HealthMonitor",
     "LinkEstimate",
+    "Lookup",
     "Ratio",
     "TokenEstimate",
     "Verified",
