@@ -53,7 +53,7 @@ def tables(result: dict[str, Any]) -> list[str]:
             f"{result['model']}, on {result['text']}. {machine(result)}. "
             f"A step of decoding takes {1e3 * reference['step']:.0f} ms with "
             f"{reference['tokens']} tokens, whose BF16 cache has {reference['bf16_bytes'] / 1e6:.1f} MB. "
-            "Times in seconds."
+            "Times in seconds; of several runs those of the one that is in the middle with 64 tokens."
         ),
         "",
     ]
@@ -67,7 +67,7 @@ def tables(result: dict[str, Any]) -> list[str]:
             "| transfer | MB | first token | first final | 32 final | 64 final | kept of drafted | as full | as BF16 |",
             "|---|---:|---:|---:|---:|---:|---:|---|---|",
         ]
-        for row, o in group:
+        for row, o in middle(group):
             kept = f"{o.accepted} / {o.drafted}" if o.drafted else "–"
             kept += f" ({o.revisions} revisions)" if o.revisions else ""
             kept += f", looked up {o.kept} / {o.proposed}" if o.proposed else ""
@@ -80,31 +80,64 @@ def tables(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def middle(group: list[tuple[dict[str, Any], Outcome]]) -> list[tuple[dict[str, Any], Outcome]]:
+    """Of the repetitions of a method the one with the median time to all tokens; runs with other seeds all stay."""
+    found: dict[tuple[str, int], list[tuple[dict[str, Any], Outcome]]] = {}
+    for row, o in group:
+        found.setdefault((o.job.method, o.job.seed), []).append((row, o))
+    return [
+        sorted(runs, key=lambda run: run[1].until(NEW) or float("inf"))[(len(runs) - 1) // 2] for runs in found.values()
+    ]
+
+
 def goals(result: dict[str, Any]) -> list[str]:
-    """What was to be reached, group by group."""
+    """What was to be reached, group by group: medians over the repetitions, compared within each."""
     lines = [
         (
-            "| tokens, link | first token / INT4 (≤ 1.15) | first token / INT8 (≤ 0.65) "
+            "| tokens, link | transfer | first token / INT4 (≤ 1.15) | first token / INT8 (≤ 0.65) "
             "| first final − INT8's, in verifications (≤ 1) | the same, INT8 with a scale for each token "
             "| 64 final / INT8 (< 1) |"
         ),
-        "|---|---:|---:|---:|---:|---:|",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for (prompt, link, heat), group in grouped(result).items():
-        found = {o.job.method: o for _, o in group if not o.error}
-        if heat or not {"lynx", "int4", "int8"} <= set(found):
-            continue
-        lynx, int4, int8 = (found[name] for name in ("lynx", "int4", "int8"))
-        late = [
-            f"{(lynx.first_final - found[name].first_final) / verification(lynx, result):.2f}" if name in found else "–"
-            for name in ("int8", "int8-token")
-        ]
-        lines.append(
-            f"| {prompt}, {'no limit' if link is None else f'like {link:g} Gbit/s'} "
-            f"| {lynx.first_drafted / int4.first_drafted:.2f} | {lynx.first_drafted / int8.first_drafted:.2f} "
-            f"| {late[0]} | {late[1]} | {lynx.until(64) / int8.until(64):.2f} |"
-        )
+        turns: dict[int, dict[str, Outcome]] = {}
+        for row, o in group:
+            if not o.error:
+                turns.setdefault(row.get("repeat", 0), {})[o.job.method] = o
+        for method in dict.fromkeys(o.job.method for _, o in group):
+            if heat or not is_lynx(method):
+                continue
+            found = [turn for turn in turns.values() if {method, "int4", "int8"} <= set(turn)]
+            if found:
+                where = "no limit" if link is None else f"like {link:g} Gbit/s"
+                title = schemes.of(found[0][method].job).title
+                figures = [ratios(turn, turn[method], result) for turn in found]
+                middles = [
+                    statistics.median(column) if column[0] is not None else None
+                    for column in zip(*figures, strict=True)
+                ]
+                shown = " | ".join("–" if value is None else f"{value:.2f}" for value in middles)
+                lines.append(f"| {prompt}, {where} | {title} | {shown} |")
     return lines
+
+
+def is_lynx(method: str) -> bool:
+    """Whether a transfer is Lynx's, and encoded while it is sent."""
+    return method.startswith("lynx") and method != "lynx-encoded"
+
+
+def ratios(turn: dict[str, Outcome], lynx: Outcome, result: dict[str, Any]) -> tuple[float | None, ...]:
+    """The columns of the goals for one run, beside those of the same turn."""
+    int4, int8, token = turn["int4"], turn["int8"], turn.get("int8-token")
+    passes = verification(lynx, result)
+    return (
+        lynx.first_drafted / int4.first_drafted,
+        lynx.first_drafted / int8.first_drafted,
+        (lynx.first_final - int8.first_final) / passes,
+        None if token is None else (lynx.first_final - token.first_final) / passes,
+        lynx.until(NEW) / int8.until(NEW),
+    )
 
 
 def verification(o: Outcome, result: dict[str, Any]) -> float:
@@ -220,7 +253,8 @@ def report(*, check: bool) -> None:
 def draw(result: dict[str, Any]) -> None:
     """The picture of the page: one prompt, one link, all transfers."""
     chosen = grouped(result)[DRAWN]
-    shown = [o for _, o in chosen if o.job.method in {"bf16", "int8", "int4", "lynx"}]
+    wanted = {"bf16", "int8", "int4", "lynx", "lynx-5+2"}
+    shown = [o for row, o in chosen if o.job.method in wanted and not row.get("repeat")]
     rate = shown[0].job.rate
     link = "no limit" if rate is None else f"{rate / 1e6:.2f} MB/s"
     timeline.draw(shown, PICTURE, title=f"{shown[0].job.prompt_tokens} tokens, {link}")

@@ -35,6 +35,28 @@ def row(method, prompt=2048, link=25.0, **more):
     return {"link": link, "job": job, "tokens": list(range(64)), **times, **more}
 
 
+def test_repetitions_are_compared_within_and_shown_by_their_middle(bench):
+    """A turn in which everything is slow changes nothing; of three runs the table shows the middle one."""
+    rows = []
+    for repeat, slow in enumerate((1.0, 3.0, 1.0)):
+        rows += [
+            row("int8", at=10.0 * slow, repeat=repeat),
+            row("int4", at=5.0 * slow, repeat=repeat),
+            row(
+                "lynx-4+3", at=8.0 * slow + repeat / 4, drafted_at=5.5 * slow, repeat=repeat, verify_seconds=0.5 * slow
+            ),
+        ]
+    result = {
+        "rows": json.loads(json.dumps(rows)), "model": "M", "text": "T", "load_before": 0.5,
+        "environment": {"processor": "P", "system": "S", "commit": "c"},
+        "reference": {"step": 0.05, "tokens": 2048, "bf16_bytes": 47_000_000},
+    }  # fmt: skip
+    assert "| Lynx, 4+3 bits | 1.10 | 0.55 | -3.83 | – | 0.81 |" in bench.goals(result)[-1]
+    shown = [line for line in bench.tables(result) if line.startswith("| Lynx, 4+3")]
+    assert len(shown) == 1
+    assert "| 5.50 | 8.50 |" in shown[0]
+
+
 def test_tables_say_what_the_rows_say(bench):
     tie = {"rounding": 1e-4, "difference": {"place": 3, "gap": 1e-4}}
     rows = [
@@ -51,7 +73,8 @@ def test_tables_say_what_the_rows_say(bench):
         "reference": {"step": 0.05, "tokens": 2048, "bf16_bytes": 47_000_000},
     }  # fmt: skip
     assert (
-        "like 25 Gbit/s | 0.60 | 0.30 " in bench.goals({**result, "rows": result["rows"][:2] + result["rows"][3:4]})[-1]
+        "like 25 Gbit/s | Lynx | 0.60 | 0.30 "
+        in bench.goals({**result, "rows": result["rows"][:2] + result["rows"][3:4]})[-1]
     )
     line = bench.goals({**result, "rows": result["rows"][:3]})[-1]
     assert "| 1.10 | 0.55 | 0.50 | – | 1.05 |" in line
@@ -72,7 +95,7 @@ def test_tables_say_what_the_rows_say(bench):
 
 def test_tables_say_what_was_looked_up_where_something_was(bench):
     found = {"drafted": 40, "accepted": 1, "proposed": 30, "kept": 20, "passes": {"lookup": 6, "step": 9}}
-    rows = [row("lynx", **found), row("lynx", temperature=0.8, **{**found, "kept": 3}), row("lynx", drafted=2)]
+    rows = [row("lynx", **found), row("lynx", temperature=0.8, **{**found, "kept": 3}), row("lynx-4+3", drafted=2)]
     result = {
         "rows": rows, "model": "M", "text": "T", "load_before": 0.5,
         "environment": {"processor": "P", "system": "S", "commit": "c"},
