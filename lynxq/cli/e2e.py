@@ -173,7 +173,16 @@ def _table(outcomes: list[Any], new: int) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("transfer")
     counts = [32, new] if new > 32 else [new]
-    for heading in ("MB", "first token", "first final", *(f"{n} final" for n in counts), "kept", "as full", "as BF16"):
+    for heading in (
+        "MB",
+        "first token",
+        "first final",
+        *(f"{n} final" for n in counts),
+        "kept",
+        "looked up",
+        "as full",
+        "as BF16",
+    ):
         table.add_column(heading, justify="right")
     exact = next((o.tokens for o in outcomes if o.job.method == "bf16" and not o.error), None)
     for outcome in outcomes:
@@ -185,6 +194,7 @@ def _table(outcomes: list[Any], new: int) -> Table:
             *(_seconds(at) for at in (outcome.first_drafted, outcome.first_final)),
             *(_seconds(outcome.until(count)) for count in counts),
             f"{outcome.accepted}/{outcome.drafted}" if outcome.drafted else "-",
+            f"{outcome.kept}/{outcome.proposed}" if outcome.proposed else "-",
             marks[outcome.same_as_full],
             marks[same],
         )
