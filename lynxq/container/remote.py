@@ -18,6 +18,7 @@ from lynxq.container.ranges import HeldSource, Range, merged
 from lynxq.container.source import lock_of
 from lynxq.errors import MissingLibraryError, SourceError, TruncatedError, WriterError
 from lynxq.format.frames import Buffer
+from lynxq.libraries import need
 from lynxq.urls import hidden, is_url, shown_url
 
 #: Bytes that are read where a header is expected: enough for the names of about a hundred tensors.
@@ -97,10 +98,7 @@ def of_url(url: str, **options: Any) -> Remote:
     SourceError
         If no file system is known for the URL, or can be made of it.
     """
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise MissingLibraryError(f"{shown(url)} needs fsspec: pip install 'lynxq[remote]'") from None
+    url_to_fs = need("fsspec.core", "lynxq[remote]").url_to_fs
     try:
         remote = Remote(*url_to_fs(url, **options))
     except ImportError as error:

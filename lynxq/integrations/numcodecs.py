@@ -12,15 +12,16 @@ import numpy as np
 
 from lynxq.arguments import choice
 from lynxq.container.reader import Reader
-from lynxq.errors import DTypeError, IdentityError, MissingLibraryError, ShapeError, WriterError
+from lynxq.errors import DTypeError, IdentityError, ShapeError, WriterError
 from lynxq.integrations.zarr_chunks import NAME, Chunks
 from lynxq.layout import Tier
+from lynxq.libraries import absent
 from lynxq.params import Params
 
 try:
     from numcodecs.abc import Codec
-except ImportError:  # so that tools can look at this module; what it holds says what is missing
-    Codec = object
+except ImportError as error:
+    Codec = absent("numcodecs", "lynxq[numcodecs]", error)
 
 
 class Lynxq(Codec):
@@ -67,8 +68,6 @@ class Lynxq(Codec):
         view: str | None = None,
         tier: Tier = "full",
     ) -> None:
-        if Codec is object:
-            raise MissingLibraryError("the codec for numcodecs needs numcodecs: pip install 'lynxq[numcodecs]'")
         choice("tier", tier, Tier)
         self._chunks = Chunks(Params.keys() if params is None else params, token_axis, head_dim, view)
         self._tier: Tier = tier

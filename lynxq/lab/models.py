@@ -17,6 +17,7 @@ from lynxq.errors import DTypeError, MissingLibraryError, ModelError, ParamsErro
 from lynxq.lab import download, libraries
 from lynxq.lab.gguf import converted
 from lynxq.lab.positions import check_length, positions_of
+from lynxq.libraries import need
 
 #: Element types that models are computed in.
 Compute = Literal["float32", "bfloat16"]
@@ -238,7 +239,7 @@ def _read(path: Path, dtype: Compute) -> tuple[Any, Any]:
     """The model and the tokenizer of a folder or a GGUF file."""
     torch, transformers = libraries.torch(), libraries.transformers()
     if path.is_file() and path.suffix == ".gguf":
-        libraries.need("gguf", "lab")
+        need("gguf", libraries.EXTRA)
         folder, arguments = path.parent, {"gguf_file": path.name}
     elif (path / "config.json").is_file():
         folder, arguments = path, {}
@@ -282,7 +283,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
     logging = transformers.utils.logging
     shown_before = logging.is_progress_bar_enabled()
     try:  # the bar of this one does not obey the setting
-        gguf = libraries.need("transformers.modeling_gguf_pytorch_utils", "lab")
+        gguf = need("transformers.modeling_gguf_pytorch_utils", libraries.EXTRA)
     except MissingLibraryError:
         gguf = None  # a module of some versions only
     bar = getattr(gguf, "tqdm", None)
