@@ -120,6 +120,9 @@ class Lynxq(Codec):
         ------
         ContainerError
             One of its subclasses for everything that can be wrong with a container.
+        ShapeError, DTypeError
+            If `out` is an array in another order, or of another dtype than the chunk. Without an array as `out` the
+            codec cannot know what dtype the caller expects.
         """
         from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 
@@ -134,6 +137,9 @@ class Lynxq(Codec):
             if tensor.dtype != self._chunks.view:
                 raise IdentityError(f"a chunk must be {self._chunks.view}, got {tensor.dtype}")
             found = found.view(np.uint16)
+        # numcodecs copies bytes: those of one 16-bit type would be taken for another one. Plain bytes say nothing.
+        if isinstance(out, np.ndarray) and out.dtype.itemsize > 1 and out.dtype != found.dtype:
+            raise DTypeError(f"out must be of dtype {found.dtype} like the chunk, got {out.dtype}")
         return found if out is None else ndarray_copy(found, out)
 
     def __repr__(self) -> str:
