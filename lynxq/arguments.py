@@ -7,14 +7,15 @@ import operator
 from typing import Any, get_args
 
 from lynxq.errors import LynxqError, ParamsError, ShapeError
+from lynxq.urls import hidden, is_url, shown_url
 
 _SHOWN = 200
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: its repr, cut to a line, and its type where it has none."""
+    """A value as a message shows it: its repr, cut to a line, without secrets of URLs; its type if it has no repr."""
     try:
-        text = repr(value)
+        text = repr(shown_url(value)) if is_url(value) else hidden(repr(value))
     except ValueError:  # an integer of more digits than Python prints
         return f"a huge {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

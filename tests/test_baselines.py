@@ -204,7 +204,7 @@ def test_missing_libraries_are_named(monkeypatch):
     monkeypatch.setattr(baselines.base, "find_spec", {}.get)
     assert not scheme.available
     assert baselines.get("int4").available
-    with pytest.raises(MissingLibraryError, match=r"cachegen needs the library constriction: pip install 'lynxq\[bas"):
+    with pytest.raises(MissingLibraryError, match=r"constriction is not installed: pip install 'lynxq\[bas"):
         scheme.encode(np.ones((4, 2), np.float32), token_axis=0)
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from lynxq.cli import app
 from lynxq.e2e import Job, Outcome, Session
-from lynxq.errors import WorkerError
+from lynxq.errors import ShapeError, WorkerError
 from tests import tiny_model
 
 PROMPT = 700
@@ -221,6 +221,35 @@ def test_a_run_that_takes_too_long_is_ended(processes):
 def test_more_tokens_than_there_are_is_refused(processes):
     with pytest.raises(WorkerError, match="has 700 tokens, 701 are wanted"):
         processes.run("lynx", prompt_tokens=701)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused_and_what_was_prefilled_stays(processes):
+    with pytest.raises(ShapeError, match="has 2048 positions, got 700 tokens and 1349 after them, which is 2049"):
+        processes.run("lynx", new_tokens=1349)
+    with pytest.raises(ShapeError, match="has 2048 positions, got 2049 tokens"):
+        processes.do(processes.session.prefill([0] * 2049))
+    assert processes.run("int8").error is None
+
+
+@slow
+def test_a_prompt_and_its_tokens_may_take_every_position(folder):
+    async def all_of_them():
+        async with asyncio.timeout(LIMIT), Session(str(folder)) as session:
+            await session.prefill([1] * 2040)
+            return [await session.run(Job(method=m, prompt_tokens=2040, new_tokens=8)) for m in ("lynx", "int8")]
+
+    for outcome in asyncio.run(all_of_them()):
+        assert outcome.error is None
+        assert len(outcome.tokens) == 8
+
+
+@slow
+def test_the_command_line_refuses_a_long_prompt_before_it_is_read(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3", encoding="utf-8")
+    arguments = ["e2e", "--model", str(folder), "--text", str(text), "--tokens", "2000", "--new", "49"]
+    result = CliRunner().invoke(app, arguments)
+    assert str(result.exception) == "the model has 2048 positions, got 2000 tokens and 49 after them, which is 2049"
 
 
 def test_the_caller_may_accept_the_anchor(processes):  # the last one: prefill is dead then

@@ -145,7 +145,7 @@ def test_help_needs_no_extra():
         (
             ["matplotlib"],
             ("--plot", "x.png"),
-            "lynxq: pictures need the library matplotlib: pip install 'lynxq[plot]'\n",
+            "lynxq: matplotlib is not installed: pip install 'lynxq[plot]'\n",
         ),
     ],
 )

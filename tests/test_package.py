@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 import lynxq
+from lynxq import libraries
+from lynxq.errors import MissingLibraryError
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -72,6 +74,11 @@ def test_contributing_fits_a_page():
 
 # --- without what is optional ----------------------------------------------------------------------
 
+CODED = (
+    "import lynxq, numpy; x = lynxq.encode(numpy.ones((1, 1, 8, 8), 'f4'), token_axis=2); "
+    "tensors = {'layer.0.key': x, 'layer.0.value': x}"
+)
+
 
 @pytest.mark.parametrize(
     ("missing", "code", "extra"),
@@ -80,14 +87,43 @@ def test_contributing_fits_a_page():
         ("zarr", "from lynxq.integrations.zarr_bfloat16 import BFloat16; BFloat16()", "zarr"),
         ("numcodecs", "from lynxq.integrations.numcodecs import Lynxq; Lynxq(token_axis=0)", "numcodecs"),
         ("fsspec", "import lynxq; lynxq.open('memory://kv.lynx')", "remote"),
+        ("torch", "from lynxq.integrations.hf import from_cache; from_cache(None)", "hf"),
+        ("torch", "from lynxq.integrations.hf import ProgressiveCache; ProgressiveCache({})", "hf"),
+        ("transformers", "from lynxq.integrations.hf import ProgressiveCache; ProgressiveCache({})", "hf"),
+        ("transformers", f"from lynxq.integrations.hf import to_cache; {CODED}; to_cache(tensors)", "hf"),
+        ("torch", "from lynxq import lab; lab.load('.')", "lab"),
+        ("transformers", "from lynxq import lab; lab.load('.')", "lab"),
+        ("matplotlib", "from lynxq import plots; plots.draw({}, xlabel='', ylabel='')", "plot"),
+        ("textalloc", "from lynxq import plots; plots.draw({}, xlabel='', ylabel='')", "plot"),
+        ("lmcache", "from lynxq.integrations.lmcache import register; register()", "lmcache"),
     ],
 )
 def test_what_is_missing_is_named(missing, code, extra):
-    hide = f"import sys; sys.modules.update(dict.fromkeys([{missing!r}, '{missing}.core'])); "
+    hide = f"import sys; sys.modules[{missing!r}] = None; "
     result = subprocess.run([sys.executable, "-c", hide + code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "MissingLibraryError: " in result.stderr
-    assert f"pip install 'lynxq[{extra}]'" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last == f"lynxq.errors.MissingLibraryError: {missing} is not installed: pip install 'lynxq[{extra}]'"
+
+
+def test_what_is_there_but_of_no_use_is_not_said_to_be_missing(tmp_path, monkeypatch):
+    (tmp_path / "old_one").mkdir()
+    (tmp_path / "old_one" / "__init__.py").write_text("")
+    (tmp_path / "broken_one.py").write_text("import not_there_at_all")
+    (tmp_path / "failing_one.py").write_text("raise ImportError('libx.so: too old')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, sentence in (
+        ("old_one.new_part", "old_one cannot be used (No module named 'old_one.new_part'): pip install 'lynxq[x]'"),
+        ("broken_one", "not_there_at_all is not installed: pip install 'lynxq[x]'"),
+        ("failing_one", "failing_one cannot be used (libx.so: too old): pip install 'lynxq[x]'"),
+    ):
+        with pytest.raises(MissingLibraryError) as caught:
+            libraries.need(module, "lynxq[x]")
+        assert str(caught.value) == sentence
+        subclass = type("Sub", (libraries.absent(module, "lynxq[x]", caught.value.__cause__),), {})
+        with pytest.raises(MissingLibraryError) as caught:
+            subclass(1, a=2)
+        assert str(caught.value) == sentence
 
 
 # --- the command line ------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from lynxq.errors import (
     WriterError,
 )
 from lynxq.tensorfile import open_tensors
+from lynxq.urls import is_url
 from tests.containers import (
     METADATA,
     anchors_end,
@@ -351,7 +352,7 @@ def test_threads_share_a_remote_reader(store):
     ],
 )
 def test_what_is_a_url(place, url):
-    assert remote.is_url(place) is url
+    assert is_url(place) is url
 
 
 def test_local_urls_are_local_files(tmp_path):

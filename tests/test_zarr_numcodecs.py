@@ -122,6 +122,13 @@ def test_what_cannot_be_encoded_or_decoded():
     data = bytes(CODEC.encode(x))
     with pytest.raises(ShapeError, match="out must be in C order"):
         CODEC.decode(data, out=np.asfortranarray(x))
+    for dtype, others in (("float16", ["bfloat16", "int16", "uint16"]), ("float32", ["int32", "float64", "float16"])):
+        coded_array = CODEC.encode(values(dtype))
+        for other in others:
+            out = np.zeros(x.shape, other)
+            with pytest.raises(DTypeError, match=f"out must be of dtype {dtype} like the chunk, got {other}"):
+                CODEC.decode(coded_array, out=out)
+            assert not out.any()
     for wrong, error in (
         (b"", TruncatedError),
         (b"x" * 100, NotLynxError),

@@ -16,7 +16,8 @@ from lynxq import arrays, dtypes
 from lynxq.arguments import integer
 from lynxq.arrays import Array, Library
 from lynxq.dtypes import DType
-from lynxq.errors import MissingLibraryError, NonFiniteError, ShapeError
+from lynxq.errors import NonFiniteError, ShapeError
+from lynxq.libraries import missing
 from lynxq.naming import Kind
 
 #: What a scheme stores: named arrays. Nothing else may reach its decoder but the `Context`.
@@ -159,10 +160,8 @@ class Scheme(ABC):
         >>> coded.nbytes, coded.decode().max()
         (16, np.float32(15.0))
         """
-        if not self.available:
-            raise MissingLibraryError(
-                f"scheme {self.name} needs the library {self.requires}: pip install 'lynxq[baselines]'"
-            )
+        if self.requires is not None and not self.available:
+            raise missing(self.requires, "lynxq[baselines]")
         source = arrays.as_raw(x)
         context = _context(source, token_axis, head_dim, layer, first_token)
         bad = dtypes.nonfinite(source.raw, source.dtype)

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 import lynxq
 from lynxq.cli import calibrate, console, convert, evaluation, inspect, lab
 from lynxq.cli.e2e import e2e
 
+#: What is raised for wrong arguments; of click itself, or of typer's own copy of it.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+class _Commands(TyperGroup):
+    """The commands; what is said of wrong arguments shows no secrets of URLs among them."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            error.message = console.plain(error.message)
+            raise
+
+
 app = typer.Typer(
     name="lynxq",
+    cls=_Commands,
     help="Progressive compression of KV caches: anchors to start decoding with, residuals to refine them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -16,6 +16,7 @@ from rich.text import Text
 from lynxq import backends
 from lynxq.container.atomic import same_file
 from lynxq.errors import LynxqError
+from lynxq.urls import hidden, is_url, shown_url
 
 #: Results go to standard output, everything else to standard error. Names and messages are never markup.
 out = Console(highlight=False, markup=False, emoji=False)
@@ -40,8 +41,9 @@ def set_up() -> None:
 
 
 def plain(text: object) -> str:
-    """Text from a file or a name, on one line, cut, and with nothing in it that a terminal would obey."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    """Text from a file or a name, on one line, cut, with nothing that a terminal would obey and no secrets of URLs."""
+    safe = shown_url(text) if is_url(text) else hidden(str(text))
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in safe)
     return shown if len(shown) <= _LINE else f"{shown[:_LINE]}…"
 
 

@@ -151,6 +151,7 @@ async def _compare(
     outcomes = []
     with display.context:
         async with Session(model, watcher=display.watch) as session:
+            session.check_length(tokens, options["new_tokens"])
             ids = await session.tokens(words)
             if len(ids) < tokens:
                 raise console.UsageError(f"the text has {len(ids)} tokens, the prompt needs {tokens}")

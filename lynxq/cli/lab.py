@@ -105,7 +105,8 @@ def quality(
 
     chosen = _check(text, methods, plot, force=force, as_json=as_json, as_csv=as_csv)
     lines = []
-    for passage in _passages(text, model, compute, device, prefix=prefix, continuation=continuation, start=start):
+    lengths = {"prefix": prefix, "continuation": continuation, "start": start}
+    for passage in _passages(text, model, compute, device, behind=greedy, **lengths):
         with _status(f"{passage.name}: the exact cache"):
             exact = lab.reference(passage, greedy=greedy)
         with _steps(passage.name, len(chosen)) as done:
@@ -145,7 +146,8 @@ def acceptance(
 
     chosen = _check(text, methods, plot, force=force, as_json=as_json, as_csv=as_csv)
     lines = []
-    for passage in _passages(text, model, compute, device, prefix=prefix, continuation=0, start=start):
+    lengths = {"prefix": prefix, "continuation": 0, "start": start}
+    for passage in _passages(text, model, compute, device, behind=draft + 1, **lengths):
         with _steps(passage.name, len(chosen)) as done:
             lines += list(
                 lab.acceptance(
@@ -180,11 +182,15 @@ def _load(model: Path | None, compute: str, device: str) -> Any:
         return lab.load(model, dtype=compute, device=device)  # type: ignore[arg-type]
 
 
-def _passages(sources: Sequence[str], model: Path | None, compute: str, device: str, **options: int) -> Iterator[Any]:
+def _passages(
+    sources: Sequence[str], model: Path | None, compute: str, device: str, *, behind: int, **options: int
+) -> Iterator[Any]:
+    """A passage of each text; `behind` tokens will be generated behind its prefix."""
     from lynxq import lab
     from lynxq.lab import texts
 
     language = _load(model, compute, device)
+    language.check_length(options["prefix"], behind)
     for name, content in [texts.read(source) for source in sources]:
         with _status(f"{name}: running {language.name} on {options['prefix']} tokens"):
             passage = lab.prepare(language, content, name=name, **options)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lynxq.container.remote import is_url
+from lynxq.urls import is_url
 
 
 def _place(text: str) -> str | Path:

@@ -11,7 +11,7 @@ from lynxq.container.source import BufferSource, FileSource, MappedSource, Reada
 from lynxq.errors import SourceError
 
 
-def open_source(source: Readable | Source) -> Source:
+def open_source(source: Readable) -> Source:
     """The `Source` of a path, a URL, a buffer or a file object; raises `SourceError` for anything else."""
     if isinstance(source, Source):
         return source

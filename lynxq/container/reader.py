@@ -43,7 +43,7 @@ class Reader(Mapping[str, StoredTensor]):
 
     def __init__(
         self,
-        source: Readable | Source,
+        source: Readable,
         *,
         residual: Readable | None = None,
         expect: Expect | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import os
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,10 +13,13 @@ from typing import Any, BinaryIO
 
 from lynxq.arguments import shown
 from lynxq.container import atomic
+from lynxq.container.failures import cause, os_error, os_errors
 from lynxq.container.ranges import HeldSource, Range, merged
 from lynxq.container.source import lock_of
-from lynxq.errors import LynxqError, MissingLibraryError, SourceError, TruncatedError, WriterError
+from lynxq.errors import MissingLibraryError, SourceError, TruncatedError, WriterError
 from lynxq.format.frames import Buffer
+from lynxq.libraries import need
+from lynxq.urls import hidden, is_url, shown_url
 
 #: Bytes that are read where a header is expected: enough for the names of about a hundred tensors.
 HEAD = 1 << 14
@@ -31,30 +33,30 @@ _ATTEMPTS = 4
 #: Protocols whose files appear when they are committed, and those where a rename replaces a file as a whole.
 _COMMITTED, _RENAMED = {"s3", "s3a"}, {"memory"}
 
-#: Also chains such as simplecache::s3://bucket/key. Two letters at least: one is a drive.
-_URL = re.compile(r"([a-z0-9+.-]+::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Remote:
     """A file of a file system of fsspec."""
 
     fs: Any
     path: str
 
-    def __str__(self) -> str:
+    @property
+    def url(self) -> str:
+        """Its URL, with everything that may be secret in it."""
         return str(self.fs.unstrip_protocol(self.path))
+
+    def __str__(self) -> str:
+        return shown_url(self.url)
+
+    def __repr__(self) -> str:
+        return f"Remote({str(self)!r})"
 
     @property
     def protocols(self) -> set[str]:
         """The names of the file system in URLs."""
         names = self.fs.protocol
         return {names} if isinstance(names, str) else set(names)
-
-
-def is_url(place: object) -> bool:
-    """Whether a string is a URL and not a path."""
-    return isinstance(place, str) and _URL.match(place) is not None
 
 
 def resolve(place: Any) -> Any:
@@ -96,20 +98,20 @@ def of_url(url: str, **options: Any) -> Remote:
     SourceError
         If no file system is known for the URL, or can be made of it.
     """
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise MissingLibraryError(f"{shown(url)} needs fsspec: pip install 'lynxq[remote]'") from None
+    url_to_fs = need("fsspec.core", "lynxq[remote]").url_to_fs
     try:
         remote = Remote(*url_to_fs(url, **options))
     except ImportError as error:
-        raise MissingLibraryError(f"{shown(url)} needs a library that is not installed: {error}") from None
+        raise MissingLibraryError(
+            f"{shown(url)} needs a library that is not installed: {hidden(str(error), url)}"
+        ) from None
     except ValueError as error:
-        raise SourceError(f"{shown(url)} is no URL that fsspec knows: {error}") from None
-    except OSError:
-        raise
-    except Exception as error:
-        raise SourceError(f"{shown(url)} cannot be opened: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{shown(url)} is no URL that fsspec knows: {hidden(str(error), url)}") from None
+    except OSError as error:
+        raise os_error(url, error) from cause(url, error)
+    except Exception as error:  # noqa: BLE001 - chained, unless it tells a secret
+        said = hidden(f"{type(error).__name__}: {error}", url)
+        raise SourceError(f"{shown(url)} cannot be opened: {said}") from cause(url, error)
     if "::" in url and not _reads_another(remote.fs):
         # fsspec would leave out what follows, and a::b and a::c would be one file.
         raise SourceError(f"'::' joins file systems, and the first of {shown(url)} does not read from another one")
@@ -121,23 +123,6 @@ def _reads_another(fs: Any) -> bool:
     bases: tuple[Any, ...] = type(fs).__mro__
     names = {name for base in bases for name in inspect.signature(base.__init__).parameters}
     return not names.isdisjoint({"fo", "target_protocol"})
-
-
-@contextmanager
-def _os_errors(remote: Remote) -> Iterator[None]:
-    """Whatever a library of a store raises, as an `OSError` that says what is wrong: some say nothing but the path."""
-    try:
-        yield
-    except LynxqError:
-        raise
-    except Exception as error:
-        causes = [error] if error.__cause__ is None else [error, error.__cause__]
-        reasons = [f"{type(cause).__name__}: {cause}" for cause in causes]
-        built_in = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-        kind = built_in if issubclass(built_in, OSError) else OSError
-        said = kind(": ".join([str(remote), *reasons]))
-        said.errno = getattr(error, "errno", None)
-        raise said from error
 
 
 # --- reading ---------------------------------------------------------------------------------------
@@ -155,10 +140,11 @@ class RemoteSource(HeldSource):
         fs, path = remote.fs, remote.path
         # Files of some file systems, such as those in memory, share one position.
         self._turn: AbstractContextManager[Any] = nullcontext() if fs.async_impl else lock_of(fs)
-        fs.invalidate_cache(fs._parent(path))  # a listing may be old
+        with os_errors(remote.url):
+            fs.invalidate_cache(fs._parent(path))  # a listing may be old
         with ThreadPoolExecutor(1) as pool:  # the size and the header in the time of one request
             asked = pool.submit(self._ask, [(0, HEAD)]) if fs.async_impl else None
-            with _os_errors(remote):
+            with os_errors(remote.url):
                 found = fs.info(path)
         if found["type"] == "directory":
             raise IsADirectoryError(f"{remote} is a folder")
@@ -215,7 +201,7 @@ class RemoteSource(HeldSource):
         begin, end = part
         for attempt in range(_ATTEMPTS):
             if isinstance(answer, BaseException):
-                with _os_errors(self._remote):
+                with os_errors(self._remote.url):
                     raise answer
             if len(answer) > end - begin:
                 raise SourceError(f"{self._remote} must be served in ranges, got {len(answer)} for {end - begin} bytes")
@@ -231,7 +217,7 @@ class RemoteSource(HeldSource):
         if not ranges:
             return []
         begins, ends = zip(*ranges, strict=True)
-        with self._turn, _os_errors(self._remote):
+        with self._turn, os_errors(self._remote.url):
             answers: list[Any] = self._remote.fs.cat_ranges(
                 [self._remote.path] * len(ranges), list(begins), list(ends), on_error="return"
             )
@@ -267,11 +253,11 @@ def _replacing_remote(remote: Remote) -> Iterator[BinaryIO]:
     """
     fs, path = remote.fs, remote.path
     if remote.protocols & _COMMITTED:
-        with _os_errors(remote):
+        with os_errors(remote.url):
             file = fs.open(path, "wb", autocommit=False)
         try:
             yield file
-            with _os_errors(remote):
+            with os_errors(remote.url):
                 file.close()
                 file.commit()
         except BaseException:
@@ -284,7 +270,7 @@ def _replacing_remote(remote: Remote) -> Iterator[BinaryIO]:
         temporary = f"{path}.lynxq-{secrets.token_hex(8)}"
         spool = io.BytesIO()
         yield spool
-        with _os_errors(remote):
+        with os_errors(remote.url):
             fs.pipe_file(temporary, spool.getvalue())
             try:
                 fs.cp_file(temporary, path)

@@ -31,10 +31,6 @@ class LazyFile(Protocol):
         """The path in it."""
 
 
-#: What a container is opened from.
-Readable = str | os.PathLike[str] | BinaryIO | Buffer | LazyFile
-
-
 class Source(ABC):
     """Bytes that can be read at any offset, from several threads at once."""
 
@@ -67,6 +63,10 @@ class Source(ABC):
     def close(self) -> None:
         """Give back what was opened here; pages handed out before live on."""
         self._closed = True
+
+
+#: What a container is opened from.
+Readable = str | os.PathLike[str] | BinaryIO | Buffer | LazyFile | Source
 
 
 class BufferSource(Source):

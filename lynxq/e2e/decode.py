@@ -18,7 +18,7 @@ from lynxq.e2e.worker import Worker, only_cpu, start
 
 
 class Decode(Worker):
-    """Commands: ``run``, ``cancel``, ``text``."""
+    """Commands: ``run``, ``cancel``, and those that ask about the model and its tokens."""
 
     def __init__(self, source: str | None) -> None:
         super().__init__()
@@ -40,6 +40,10 @@ class Decode(Worker):
         """Token ids of a text."""
         ids: list[int] = self._model.tokens(text).tolist()
         return ids
+
+    async def on_positions(self) -> int | None:
+        """Positions that the model has."""
+        return self._model.positions
 
     async def on_costs(self, tokens: int) -> dict[str, float]:
         """What passes over a cache of so many tokens take."""

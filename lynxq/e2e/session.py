@@ -13,6 +13,7 @@ from typing import Any, Self
 from lynxq.e2e.child import Child
 from lynxq.e2e.records import Job, Outcome, Span
 from lynxq.errors import WorkerError
+from lynxq.lab.positions import check_length
 
 #: Told of progress: a message of one of the processes, with the name of the process as "actor".
 Watcher = Callable[[dict[str, Any]], None]
@@ -51,6 +52,7 @@ class Session:
         self._timeout = start_timeout
         self._children: dict[str, Child] = {}
         self._ids: list[int] = []
+        self._positions: int | None = None
         self._prefilled = False
         self._runs = count(1)
         self._encoded: list[tuple[float, float]] = []
@@ -60,7 +62,8 @@ class Session:
 
     async def __aenter__(self) -> Self:
         try:
-            await asyncio.gather(self._child("prefill"), self._child("decode"))
+            _, decode = await asyncio.gather(self._child("prefill"), self._child("decode"))
+            self._positions = await decode.call("positions")
         except BaseException:
             await self.close()
             raise
@@ -104,6 +107,23 @@ class Session:
         ids: list[int] = await (await self._child("decode")).call("tokens", text=text)
         return ids
 
+    def check_length(self, prompt: int, new: int = 0) -> None:
+        """Refuse, before any work, a prompt that has more tokens than the model has positions.
+
+        Parameters
+        ----------
+        prompt : int
+            Tokens of the prompt.
+        new : int
+            Tokens to generate.
+
+        Raises
+        ------
+        ShapeError
+            If the model has too few positions.
+        """
+        check_length(self._positions, prompt, new)
+
     async def costs(self, tokens: int) -> dict[str, float]:
         """Seconds of passes over a cache of so many tokens: ``step``, and ``token`` for each further token of one."""
         found: dict[str, float] = await (await self._child("decode")).call("costs", tokens=tokens)
@@ -115,7 +135,14 @@ class Session:
         return found
 
     async def prefill(self, ids: Sequence[int]) -> float:
-        """Compute the cache of a prompt; runs may use any beginning of it. Returns the seconds that it took."""
+        """Compute the cache of a prompt; runs may use any beginning of it. Returns the seconds that it took.
+
+        Raises
+        ------
+        ShapeError
+            If it has more tokens than the model has positions.
+        """
+        self.check_length(len(ids))
         self._ids = list(ids)
         answer = await (await self._child("prefill")).call("prefill", ids=self._ids[:-1])
         self._prefilled = True
@@ -135,9 +162,17 @@ class Session:
         -------
         Outcome
             Also of runs that fail: its ``error`` says why.
+
+        Raises
+        ------
+        WorkerError
+            If the prefilled prompt is shorter.
+        ShapeError
+            If the model has too few positions for all tokens of the job.
         """
         if job.prompt_tokens > len(self._ids):
             raise WorkerError(f"the prefilled prompt has {len(self._ids)} tokens, {job.prompt_tokens} are wanted")
+        self.check_length(job.prompt_tokens, job.new_tokens)
         number = self._current = next(self._runs)
         self._encoded, self._begin = [], math.nan
         limit = job.residual_timeout + 300 if timeout is None else timeout

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from lynxq.e2e.generation import Model, Pass
+from lynxq.e2e.generation import Pass
 from lynxq.integrations.hf import ProgressiveCache
+from lynxq.lab import LanguageModel
 from lynxq.layout import Layout
 from lynxq.params import Params
 from lynxq.speculative import AdaptiveWindow
@@ -42,7 +43,7 @@ class Costs:
         return self.step + self.token * drafted
 
 
-def measure(model: Model, shapes: Mapping[str, tuple[int, ...]], dtype: Any, tokens: int = 32) -> Costs:
+def measure(model: LanguageModel, shapes: Mapping[str, tuple[int, ...]], dtype: Any, tokens: int = 32) -> Costs:
     """Measure passes over a cache of such tensors; what is in it does not matter."""
     import torch
 
@@ -53,7 +54,9 @@ def measure(model: Model, shapes: Mapping[str, tuple[int, ...]], dtype: Any, tok
     seconds = {}
     for count in (1, 1, 1, tokens + 1, tokens + 1):  # the first ones warm up
         begin = time.monotonic()
-        model.forward(torch.zeros((1, count), dtype=torch.long), cache, keep=0)
+        # Positions do not matter either; behind a long prompt there may be no more of them.
+        ids, positions = torch.zeros((1, count), dtype=torch.long), torch.arange(count)[None]
+        model.forward(ids, cache, keep=0, positions=positions)
         seconds[count] = time.monotonic() - begin
         cache.truncate(cache.prefix)
     return Costs(seconds[1], max(0.0, seconds[tokens + 1] - seconds[1]) / tokens)

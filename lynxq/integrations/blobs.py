@@ -15,7 +15,8 @@ from typing import Any
 
 from lynxq.arguments import shown
 from lynxq.container.atomic import replacing, write_all
-from lynxq.container.remote import of_url
+from lynxq.container.failures import os_errors
+from lynxq.container.remote import Remote, RemoteSource, of_url
 from lynxq.container.source import Readable
 from lynxq.errors import ParamsError
 
@@ -90,31 +91,37 @@ class FsspecStore(BlobStore):
         remote = of_url(url, **options)
         self._system, self._root = remote.fs, remote.path.rstrip("/")
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{_place(name)}"
+    def _blob(self, name: str) -> Remote:
+        return Remote(self._system, f"{self._root}/{_place(name)}")
 
     def contains(self, name: str) -> bool:
         """Whether the store has the blob now; what the filesystem object remembers does not count."""
-        path = self._path(name)
-        self._system.invalidate_cache(path.rsplit("/", 1)[0])
-        return bool(self._system.isfile(path))
+        blob = self._blob(name)
+        with os_errors(blob.url):
+            self._system.invalidate_cache(blob.path.rsplit("/", 1)[0])
+            return bool(self._system.isfile(blob.path))
 
     @contextmanager
     def open(self, name: str) -> Iterator[Readable]:
-        """A file object that reads ranges."""
-        with self._system.open(self._path(name), "rb", cache_type="none") as file:
-            yield file
+        """What reads ranges of it."""
+        source = RemoteSource(self._blob(name))
+        try:
+            yield source
+        finally:
+            source.close()
 
     def write(self, name: str, data: bytes) -> None:
         """Put the blob with one call."""
-        path = self._path(name)
-        self._system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        self._system.pipe_file(path, data)
+        blob = self._blob(name)
+        with os_errors(blob.url):
+            self._system.makedirs(blob.path.rsplit("/", 1)[0], exist_ok=True)
+            self._system.pipe_file(blob.path, data)
 
     def delete(self, name: str) -> None:
         """Remove the blob."""
-        with suppress(FileNotFoundError):
-            self._system.rm_file(self._path(name))
+        blob = self._blob(name)
+        with suppress(FileNotFoundError), os_errors(blob.url):
+            self._system.rm_file(blob.path)
 
 
 def open_store(location: object) -> BlobStore:

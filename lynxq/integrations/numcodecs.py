@@ -12,15 +12,16 @@ import numpy as np
 
 from lynxq.arguments import choice
 from lynxq.container.reader import Reader
-from lynxq.errors import DTypeError, IdentityError, MissingLibraryError, ShapeError, WriterError
+from lynxq.errors import DTypeError, IdentityError, ShapeError, WriterError
 from lynxq.integrations.zarr_chunks import NAME, Chunks
 from lynxq.layout import Tier
+from lynxq.libraries import absent
 from lynxq.params import Params
 
 try:
     from numcodecs.abc import Codec
-except ImportError:  # so that tools can look at this module; what it holds says what is missing
-    Codec = object
+except ImportError as error:
+    Codec = absent("numcodecs", "lynxq[numcodecs]", error)
 
 
 class Lynxq(Codec):
@@ -67,8 +68,6 @@ class Lynxq(Codec):
         view: str | None = None,
         tier: Tier = "full",
     ) -> None:
-        if Codec is object:
-            raise MissingLibraryError("the codec for numcodecs needs numcodecs: pip install 'lynxq[numcodecs]'")
         choice("tier", tier, Tier)
         self._chunks = Chunks(Params.keys() if params is None else params, token_axis, head_dim, view)
         self._tier: Tier = tier
@@ -121,6 +120,9 @@ class Lynxq(Codec):
         ------
         ContainerError
             One of its subclasses for everything that can be wrong with a container.
+        ShapeError, DTypeError
+            If `out` is an array in another order, or of another dtype than the chunk. Without an array as `out` the
+            codec cannot know what dtype the caller expects.
         """
         from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 
@@ -135,6 +137,9 @@ class Lynxq(Codec):
             if tensor.dtype != self._chunks.view:
                 raise IdentityError(f"a chunk must be {self._chunks.view}, got {tensor.dtype}")
             found = found.view(np.uint16)
+        # numcodecs copies bytes: those of one 16-bit type would be taken for another one. Plain bytes say nothing.
+        if isinstance(out, np.ndarray) and out.dtype.itemsize > 1 and out.dtype != found.dtype:
+            raise DTypeError(f"out must be of dtype {found.dtype} like the chunk, got {out.dtype}")
         return found if out is None else ndarray_copy(found, out)
 
     def __repr__(self) -> str:

@@ -20,7 +20,6 @@ from lynxq.encoded import Encoded
 from lynxq.errors import (
     ContainerError,
     DTypeError,
-    MissingLibraryError,
     MissingResidualError,
     ParamsError,
     UnsupportedCacheError,
@@ -28,14 +27,13 @@ from lynxq.errors import (
 from lynxq.integrations import keys
 from lynxq.integrations.blobs import open_store
 from lynxq.layout import Tier
+from lynxq.libraries import absent
 from lynxq.params import Params
 
 try:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
-except ModuleNotFoundError as error:  # the module can be read and documented without SGLang, but not used
-    if error.name != "sglang":
-        raise
-    HiCacheStorage = object
+except ImportError as error:
+    HiCacheStorage = absent("sglang", "sglang", error)
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +65,6 @@ class LynxqHiCacheStorage(HiCacheStorage):
     """
 
     def __init__(self, storage_config: Any, kwargs: Mapping[str, Any] | None = None) -> None:
-        if HiCacheStorage is object:
-            raise MissingLibraryError("LynxqHiCacheStorage needs SGLang: pip install sglang")
         options = storage_config.extra_config or {}
         self._tier: Tier = options.get("tier", "full")
         if self._tier not in get_args(Tier):

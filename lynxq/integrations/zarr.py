@@ -15,22 +15,19 @@ import numpy as np
 from lynxq.arguments import choice, shown
 from lynxq.container.ranges import HeldSource, merged
 from lynxq.container.reader import Reader
-from lynxq.errors import MissingLibraryError, ParamsError, SourceError, TruncatedError, WriterError
+from lynxq.errors import ParamsError, SourceError, TruncatedError, WriterError
 from lynxq.format.header import PREAMBLE_SIZE, Preamble
 from lynxq.integrations import zarr_bfloat16
 from lynxq.integrations.zarr_chunks import NAME, Chunks
 from lynxq.layout import Layout, Tier
+from lynxq.libraries import absent
 from lynxq.params import Params
 
 try:
     from zarr.abc.codec import ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin
-
-    _MISSING = False
-except ImportError:  # so that tools can look at this module; what it holds says what is missing
-    _MISSING = True
-    ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin = (type(name, (), {}) for name in ("Codec", "Mixin"))
-
-if not _MISSING:
+except ImportError as error:
+    ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin = (absent("zarr", "lynxq[zarr]", error) for _ in range(2))
+else:
     zarr_bfloat16.register()
 
 if TYPE_CHECKING:
@@ -95,8 +92,6 @@ class LynxqCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
         view: str | None = None,
         tier: Tier = "full",
     ) -> None:
-        if _MISSING:
-            raise MissingLibraryError("the codec for zarr needs zarr: pip install 'lynxq[zarr]'")
         choice("tier", tier, Tier)
         params = Params.keys() if params is None else params
         object.__setattr__(self, "chunks", Chunks(params, token_axis, head_dim, view))

@@ -15,14 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from lynxq.arguments import shown
-from lynxq.errors import MissingLibraryError
+from lynxq.libraries import absent
 
 try:
     from zarr.core.dtype.common import HasEndianness, HasItemSize
     from zarr.dtype import DataTypeValidationError, ZDType, data_type_registry
-except ImportError:  # so that tools can look at this module; what it holds says what is missing
-    ZDType, HasEndianness, HasItemSize = (type(name, (), {}) for name in ("ZDType", "HasEndianness", "HasItemSize"))
-    DataTypeValidationError = ValueError
+except ImportError as error:
+    ZDType, HasEndianness, HasItemSize = (absent("zarr", "lynxq[zarr]", error) for _ in range(3))
 
 _NAME = "bfloat16"
 _DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
@@ -50,10 +49,6 @@ class BFloat16(ZDType, HasEndianness, HasItemSize):
 
     dtype_cls: ClassVar[type[np.dtype[Any]]] = type(_DTYPE)
     _zarr_v3_name: ClassVar[str] = _NAME
-
-    def __post_init__(self) -> None:
-        if DataTypeValidationError is ValueError:
-            raise MissingLibraryError("the data type for zarr needs zarr: pip install 'lynxq[zarr]'")
 
     @classmethod
     def from_native_dtype(cls, dtype: Any) -> Self:

@@ -139,7 +139,8 @@ def acceptance(
     Raises
     ------
     ParamsError, ShapeError
-        If a method is not known, or a start is out of range; before anything is run.
+        If a method is not known, a start is out of range, or the model has too few positions for a draft; before
+        anything is run.
 
     Examples
     --------
@@ -155,6 +156,7 @@ def acceptance(
     for length in lengths:
         integer("a start", length, 1, passage.prefix)
     integer("draft", draft, 1, 1 << 16)
+    passage.model.check_length(max(lengths), draft + 1)  # the token between them is of the text
     real("temperature", temperature, 0.0)
     integer("seed", seed, 0, 1 << 63, ParamsError)
     runner = _Runner(passage, lengths, draft, float(temperature), seed)

@@ -17,6 +17,7 @@ from lynxq.arrays import Array
 from lynxq.errors import ModelError
 from lynxq.lab import libraries
 from lynxq.lab.models import LanguageModel
+from lynxq.libraries import need
 from lynxq.metrics import AttentionError
 
 _PREFIX = "lynxq-recorded-"
@@ -101,8 +102,8 @@ def _register(implementation: str) -> str:
     """The name of the recording twin of an attention function, with the same masks."""
     transformers = libraries.transformers()
     name = _PREFIX + implementation
-    functions = libraries.need("transformers.modeling_utils", "lab").ALL_ATTENTION_FUNCTIONS
-    masks = libraries.need("transformers.masking_utils", "lab").ALL_MASK_ATTENTION_FUNCTIONS
+    functions = need("transformers.modeling_utils", libraries.EXTRA).ALL_ATTENTION_FUNCTIONS
+    masks = need("transformers.masking_utils", libraries.EXTRA).ALL_MASK_ATTENTION_FUNCTIONS
     if name not in functions:
 
         def attention(module: Any, query: Array, key: Array, value: Array, mask: Array, **options: Any) -> Any:

@@ -78,7 +78,7 @@ def capture(model: LanguageModel, text: str | Array, *, dtype: Stored = "bfloat1
     Raises
     ------
     ShapeError
-        If the text has no token.
+        If the text has no token, or more than the model has positions.
     ModelError
         If the model keeps no keys and values.
 

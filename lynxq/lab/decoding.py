@@ -40,9 +40,15 @@ def draft(
     -------
     Draft
         `count` tokens of each row.
+
+    Raises
+    ------
+    ShapeError
+        If the model has too few positions for the longest row.
     """
     torch = libraries.torch()
     lengths = [len(tensors["layer.0.key"]) for tensors in caches]
+    model.check_length(max(lengths), count)
     cache = cache_of(model, *caches, reserve=count)
     drafting = Drafting(len(caches))
     uniforms = torch.zeros(len(caches), dtype=torch.float64).numpy()  # without effect where all is certain

@@ -16,6 +16,8 @@ from lynxq.arrays import Array
 from lynxq.errors import DTypeError, MissingLibraryError, ModelError, ParamsError, ShapeError
 from lynxq.lab import download, libraries
 from lynxq.lab.gguf import converted
+from lynxq.lab.positions import check_length, positions_of
+from lynxq.libraries import need
 
 #: Element types that models are computed in.
 Compute = Literal["float32", "bfloat16"]
@@ -50,8 +52,7 @@ class LanguageModel:
     tokenizer: Any = None
 
     def __post_init__(self) -> None:
-        config = self.module.config.get_text_config(decoder=True)
-        strange = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION))
+        strange = sorted(set(getattr(self._config, "layer_types", None) or ()) - set(_ATTENTION))
         if strange:
             raise ModelError(f"layers of a model must be of {' or '.join(_ATTENTION)}, got {', '.join(strange)}")
 
@@ -64,6 +65,28 @@ class LanguageModel:
     def dtype(self) -> Any:
         """The torch dtype that the model computes in."""
         return self.module.dtype
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest text that the model was made for; None where its configuration does not say."""
+        return positions_of(self._config)
+
+    def check_length(self, tokens: int, following: int = 0) -> None:
+        """Refuse, before any work, a text that has more tokens than the model has positions.
+
+        Parameters
+        ----------
+        tokens : int
+            Of the text.
+        following : int
+            Tokens that will come behind it.
+
+        Raises
+        ------
+        ShapeError
+            If the model has too few positions.
+        """
+        check_length(self.positions, tokens, following, model=self.name)
 
     def tokens(self, text: str | Array) -> Array:
         """Token ids of a text, without special tokens; ids are checked and passed on.
@@ -94,7 +117,7 @@ class LanguageModel:
             raise DTypeError(f"token ids must be integers, got {ids.dtype}")
         if ids.ndim != 1:
             raise ShapeError(f"token ids must have shape (tokens,), got {tuple(ids.shape)}")
-        vocabulary = self.module.config.get_text_config(decoder=True).vocab_size
+        vocabulary = self._config.vocab_size
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
             raise ParamsError(f"token ids must be from 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}")
         return ids.long()
@@ -126,8 +149,15 @@ class LanguageModel:
         Returns
         -------
         torch tensor of float32, shape (B, T or keep, V), on the model's device
+
+        Raises
+        ------
+        ShapeError
+            If the model has fewer positions.
         """
         torch = libraries.torch()
+        cached = cache.get_seq_length()
+        self.check_length(cached + ids.shape[1] if positions is None else int(positions.max()) + 1)
         arguments = {"position_ids": positions, "attention_mask": mask}
         given = {name: value.to(self.device) for name, value in arguments.items() if value is not None}
         if "logits_to_keep" in self._accepts:
@@ -136,6 +166,10 @@ class LanguageModel:
         with torch.no_grad():
             logits = self.module(input_ids=ids.to(self.device), use_cache=True, **given).logits
         return logits[:, -keep:].float() if keep else logits.float()
+
+    @property
+    def _config(self) -> Any:
+        return self.module.config.get_text_config(decoder=True)
 
     @cached_property
     def _accepts(self) -> frozenset[str]:
@@ -205,7 +239,7 @@ def _read(path: Path, dtype: Compute) -> tuple[Any, Any]:
     """The model and the tokenizer of a folder or a GGUF file."""
     torch, transformers = libraries.torch(), libraries.transformers()
     if path.is_file() and path.suffix == ".gguf":
-        libraries.need("gguf", "lab")
+        need("gguf", libraries.EXTRA)
         folder, arguments = path.parent, {"gguf_file": path.name}
     elif (path / "config.json").is_file():
         folder, arguments = path, {}
@@ -249,7 +283,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
     logging = transformers.utils.logging
     shown_before = logging.is_progress_bar_enabled()
     try:  # the bar of this one does not obey the setting
-        gguf = libraries.need("transformers.modeling_gguf_pytorch_utils", "lab")
+        gguf = need("transformers.modeling_gguf_pytorch_utils", libraries.EXTRA)
     except MissingLibraryError:
         gguf = None  # a module of some versions only
     bar = getattr(gguf, "tqdm", None)

@@ -88,10 +88,11 @@ def prepare(
     Raises
     ------
     ShapeError
-        If the text is too short.
+        If the text is too short, or the model has fewer positions.
     """
     begin = integer("start", start, 0, 1 << 48)
     length = integer("prefix", prefix, 1, 1 << 48) + integer("continuation", continuation, 0, 1 << 48) + 1
+    model.check_length(prefix, continuation)  # the last token is only predicted
     tokens = model.tokens(text)[begin : begin + length]
     if len(tokens) < length:
         raise ShapeError(

@@ -7,8 +7,8 @@ from typing import Any
 
 from lynxq import plots
 from lynxq.lab.acceptance_rate import Acceptance
-from lynxq.lab.libraries import need
 from lynxq.lab.output_quality import Quality
+from lynxq.libraries import need
 
 
 def quality_figure(results: Iterable[Quality]) -> Any:
@@ -83,7 +83,7 @@ def acceptance_figure(results: Iterable[Acceptance]) -> Any:
 
 def _figure(panels: int) -> tuple[Any, Sequence[Any]]:
     """A figure that no window and no global state knows of."""
-    figure = need("matplotlib.figure", "plot").Figure(figsize=(6.4 * max(panels, 1), 4.4), layout="constrained")
+    figure = need("matplotlib.figure", "lynxq[plot]").Figure(figsize=(6.4 * max(panels, 1), 4.4), layout="constrained")
     return figure, figure.subplots(1, max(panels, 1), sharey=True, squeeze=False)[0]
 
 

@@ -101,11 +101,12 @@ def reference(passage: Passage, *, attention_errors: bool = True, greedy: int = 
     Raises
     ------
     ShapeError
-        If there is no continuation.
+        If there is no continuation, or the model has too few positions for what is decoded.
     """
     integer("greedy", greedy, 0, 1 << 24)
     if passage.following < 2:
         raise ShapeError("a passage must have a continuation of at least one token, and a token after it, got none")
+    passage.model.check_length(passage.prefix, greedy)
     model, exact = passage.model, passage.tensors
     ids = _continuation(passage)
     if attention_errors:

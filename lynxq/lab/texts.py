@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
+from lynxq.arguments import shown
 from lynxq.errors import ParamsError
 
 
@@ -60,8 +61,8 @@ def read(source: str) -> tuple[str, str]:
         return source, TEXTS[source]()
     path = Path(source)
     if not path.is_file():
-        raise ParamsError(f"a text must be a file or one of {', '.join(TEXTS)}, got {source!r}")
+        raise ParamsError(f"a text must be a file or one of {', '.join(TEXTS)}, got {shown(source)}")
     try:
         return path.stem, path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ParamsError(f"a text must be in UTF-8, and {source!r} is not") from None
+        raise ParamsError(f"a text must be in UTF-8, and {shown(source)} is not") from None

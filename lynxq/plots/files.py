@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lynxq.arguments import shown
 from lynxq.container.atomic import PathLike, replacing
 from lynxq.errors import MissingLibraryError, ParamsError
+from lynxq.libraries import need
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,9 +76,5 @@ def save(path: PathLike, figure: Figure) -> None:
 
 def require() -> None:
     """Raise `MissingLibraryError` unless all libraries that pictures need are there."""
-    try:
-        import matplotlib as mpl
-        import textalloc
-    except ImportError as error:
-        raise MissingLibraryError(f"pictures need the library {error.name}: pip install 'lynxq[plot]'") from None
-    del mpl, textalloc
+    for library in ("matplotlib", "textalloc"):
+        need(library, "lynxq[plot]")

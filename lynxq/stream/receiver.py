@@ -18,6 +18,7 @@ from lynxq.stream.incoming import Incoming
 from lynxq.stream.limits import ReceiverLimits
 from lynxq.stream.messages import Code, Hello, Role, check_name, read_reason, reason_record
 from lynxq.stream.records import MIN_CONTROL, Record, RecordReader, Type
+from lynxq.stream.turns import Turns
 from lynxq.stream.windows import Window
 
 #: Bytes of answers that may wait because the sender does not read them.
@@ -70,6 +71,8 @@ class Receiver:
         self._delivery = Delivery(self._windows)
         self._requests: dict[int, Incoming] = {}
         self._last_request = 0
+        self._turns = Turns()
+        self._ahead = 1
         self._connected = False
         self._session = b""
         self._lanes = 1
@@ -81,6 +84,8 @@ class Receiver:
 
     def request(self, name: str, tier: Tier = "full") -> int:
         """Ask for a name; returns the number of the request.
+
+        A sender says how many requests it serves at a time. Further ones wait here until others have ended.
 
         Parameters
         ----------
@@ -102,7 +107,8 @@ class Receiver:
             windows=self._windows,
         )
         if self._connected:
-            self._ask(self._requests[number])
+            self._turns.add(number)
+            self._ask()
         return number
 
     def cancel(self, request: int) -> None:
@@ -110,13 +116,18 @@ class Receiver:
         incoming = self._requests.pop(request, None)
         if incoming is None:
             return
-        if self._connected and not incoming.done:
-            self._control.add(Record(Type.CANCEL, request=request))
+        self._forget(request)
         incoming.end(Cancelled(request))
         self._delivery.drop(request)
         self._delivery.tell(Cancelled(request))
+        self._ask()
 
-    def connect(self, lanes: int = 1, session: bytes | None = None) -> None:
+    def _forget(self, request: int) -> None:
+        """Let the sender forget a request, if it was asked for it."""
+        if self._turns.end(request):
+            self._control.add(Record(Type.CANCEL, request=request))
+
+    def connect(self, lanes: int = 1, session: bytes | None = None, *, ahead: int = 64) -> None:
         """Begin a connection, or two that belong together: queue greetings, and all requests that are not done.
 
         Parameters
@@ -125,7 +136,11 @@ class Receiver:
             How many connections; with 2, residuals come on the second one.
         session : bytes, optional
             16 bytes that nobody can guess; random ones by default.
+        ahead : int
+            Requests that are made at most before the sender's greeting says how many it serves. Each of them that it
+            does not serve fails with `BUSY`; 1 is safe, and costs the others a round trip.
         """
+        self._ahead = integer("ahead", ahead, 1, 1 << 32, ParamsError)
         self._lanes = integer("lanes", lanes, 1, 2, ParamsError)
         self.disconnect()
         self._session = secrets.token_bytes(16) if session is None else session
@@ -146,8 +161,8 @@ class Receiver:
                 residual_limit=credit["residual"],
             )
             self._control.add(hello.record(), lane)
-        for incoming in self._requests.values():
-            self._ask(incoming)
+        self._turns.restart(number for number, incoming in self._requests.items() if not incoming.done)
+        self._ask()
 
     def disconnect(self) -> None:
         """The connections are gone: whole frames are kept, parts of frames are dropped."""
@@ -156,6 +171,7 @@ class Receiver:
         self._readers.clear()
         self._greeted.clear()
         self._control.clear()
+        self._turns.restart()
         for incoming in self._requests.values():
             incoming.disconnect()
 
@@ -186,8 +202,13 @@ class Receiver:
 
     # --- what goes out -----------------------------------------------------------------------------
 
-    def _ask(self, incoming: Incoming) -> None:
-        if not incoming.done:
+    def _ask(self) -> None:
+        """Ask for the requests whose turn it is."""
+        while (number := self._turns.next(self._ahead if self.peer is None else self.peer.max_requests)) is not None:
+            incoming = self._requests.get(number)
+            if incoming is None or incoming.done:  # cancelled while it waited
+                self._turns.end(number)
+                continue
             for record in incoming.request(MIN_CONTROL):
                 self._control.add(record)
 
@@ -228,6 +249,7 @@ class Receiver:
         try:
             for record in reader.feed(data):
                 self._take(record, lane)
+            self._ask()
             if self._control.size > _MAX_BACKLOG:
                 raise ProtocolError(f"a sender must read answers, {self._control.size} bytes of them wait")
         except LynxqError as error:
@@ -262,7 +284,7 @@ class Receiver:
 
     def _known(self, record: Record) -> Incoming | None:
         """The request of a record; None if it has ended here, which the sender may not know yet."""
-        if not 0 < record.request <= self._last_request:
+        if not 0 < record.request <= self._turns.last:
             raise ProtocolError(f"request {record.request} was never made")
         incoming = self._requests.get(record.request)
         return None if incoming is None or incoming.done else incoming
@@ -295,18 +317,21 @@ class Receiver:
 
     def _fail(self, incoming: Incoming, code: int, reason: str) -> None:
         """End a request from this side."""
-        self._control.add(Record(Type.CANCEL, request=incoming.number))
+        self._forget(incoming.number)
         incoming.end(Failed(incoming.number, code, reason))
 
     def _lost(self, record: Record, incoming: Incoming) -> None:
         incoming.lose((STREAMS[record.kind], record.tensor, record.page))
 
     def _end(self, record: Record, incoming: Incoming) -> None:
+        self._turns.end(incoming.number)
         incoming.end(Failed(incoming.number, *read_reason(record)))
 
     def _answer(self, incoming: Incoming) -> None:
         while incoming.answers:
             self._control.add(incoming.answers.popleft())
+        if incoming.done:
+            self._turns.end(incoming.number)
 
     _HANDLERS: ClassVar[dict[int, Callable[[Receiver, Record, Incoming], None]]] = {
         Type.OPEN: _open,

@@ -12,7 +12,7 @@ from lynxq.encoded import Encoded
 from lynxq.errors import DTypeError, ParamsError, ShapeError
 from lynxq.integrations.hf.layer import ProgressiveLayer
 from lynxq.integrations.hf.library import DynamicCache, DynamicLayer, StaticLayer, torch
-from lynxq.integrations.hf.names import KINDS, TOKEN_AXIS, layers_of, named_dtype, prefixes, tensor_name
+from lynxq.integrations.hf.names import KINDS, TOKEN_AXIS, layers_of, named_dtype, one_dtype, prefixes, tensor_name
 from lynxq.layout import Tier, ceil_div
 from lynxq.naming import preset_for
 from lynxq.params import Params
@@ -137,6 +137,8 @@ def to_cache(
     ------
     ShapeError
         If the tensors are not those of a cache, or have fewer tokens.
+    DTypeError
+        If they have several dtypes, and `dtype` is not given.
     MissingResidualError
         If the full tier is asked for, and a tensor has no residual.
     ContainerError
@@ -145,6 +147,8 @@ def to_cache(
     library = torch()
     choice("tier", tier, Tier)
     found = prefixes(tensors)
+    if dtype is None:
+        one_dtype(tensors, found)
     length = found[0][0].tokens
     count = length if tokens is None else integer("tokens", tokens, 0, length)
     chosen = None if dtype is None else named_dtype(library, dtype)

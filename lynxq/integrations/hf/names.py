@@ -102,12 +102,30 @@ def prefixes(tensors: Mapping[str, Layout | Encoded | Described]) -> list[tuple[
     first = found[0][0]
     for layer, pair in enumerate(found):
         for kind, one in zip(KINDS, pair, strict=True):
-            if (one.shape[0], one.tokens) != (first.shape[0], first.tokens) or one.shape[1] != pair[0].shape[1]:
+            name = tensor_name(layer, kind)
+            if (one.shape[0], one.tokens) != (first.shape[0], first.tokens):
                 raise ShapeError(
-                    f"all tensors of a cache must have one batch size and length, and a layer's one number of heads, "
-                    f"but {tensor_name(layer, kind)!r} has shape {one.shape} and 'layer.0.key' {first.shape}"
+                    f"all tensors of a cache must have one batch size and length, "
+                    f"but {name!r} has shape {one.shape} and 'layer.0.key' {first.shape}"
+                )
+            if one.shape[1] != pair[0].shape[1]:
+                raise ShapeError(
+                    f"keys and values of a layer must have one number of heads, "
+                    f"but {name!r} has shape {one.shape} and {tensor_name(layer, 'key')!r} {pair[0].shape}"
                 )
     return found  # type: ignore[return-value]
+
+
+def one_dtype(tensors: Mapping[str, Layout | Encoded | Described], found: list[tuple[Prefix, Prefix]]) -> None:
+    """Raise `DTypeError` unless all tensors are of one dtype: a model computes in one, and would fail in the middle."""
+    first = found[0][0].dtype
+    for name in tensors:
+        layer, which = place_of(name)
+        if found[layer][which].dtype != first:
+            raise DTypeError(
+                f"all tensors of a cache must have one dtype unless `dtype` is given, "
+                f"but {name!r} is {found[layer][which].dtype} and 'layer.0.key' {first}"
+            )
 
 
 def _prefix(name: str, tensor: Layout | Encoded | Described) -> Prefix:

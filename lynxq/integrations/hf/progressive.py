@@ -10,7 +10,7 @@ from lynxq.errors import DTypeError, ShapeError
 from lynxq.integrations.hf.gate import Gate
 from lynxq.integrations.hf.layer import ProgressiveLayer
 from lynxq.integrations.hf.library import Cache, torch
-from lynxq.integrations.hf.names import Described, named_dtype, place_of, prefixes
+from lynxq.integrations.hf.names import Described, named_dtype, one_dtype, place_of, prefixes
 from lynxq.layout import Layout, Tier
 
 
@@ -48,7 +48,8 @@ class ProgressiveCache(Cache):
     Raises
     ------
     ShapeError, DTypeError
-        If the tensors are not those of one cache.
+        If the tensors are not those of one cache: of one dtype unless `dtype` is given, one batch size and length, and
+        one number of heads in a layer.
     MissingLibraryError
         If torch or transformers is not installed.
     """
@@ -64,6 +65,8 @@ class ProgressiveCache(Cache):
     ) -> None:
         library = torch()
         found = prefixes(tensors)
+        if dtype is None:
+            one_dtype(tensors, found)
         tokens = found[0][0].tokens
         room = tokens + 256 if capacity is None else integer("capacity", capacity, 0, 1 << 48)
         self._gate = Gate(real("timeout", timeout, 0.0))

@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from lynxq.arguments import shown
-from lynxq.errors import MissingLibraryError, ParamsError
+from lynxq.errors import ParamsError
 from lynxq.integrations.lmcache.adapter import L2Adapter, parse_adapters
 from lynxq.integrations.lmcache.options import Options
 from lynxq.integrations.lmcache.serde import LynxqDeserializer, LynxqSerializer, create_processor
+from lynxq.libraries import need
 
 __all__ = [
     "NAME",
@@ -39,14 +40,11 @@ def register() -> None:
     MissingLibraryError
         If LMCache is not installed.
     """
-    try:
-        from lmcache.v1.distributed import serde
-        from lmcache.v1.distributed.l2_adapters import L2AdapterInterface
-    except ImportError as error:
-        raise MissingLibraryError(f"the LMCache integration needs lmcache 0.5.6 or newer: {error}") from error
+    serde = need("lmcache.v1.distributed.serde", "lynxq[lmcache]")
+    adapters = need("lmcache.v1.distributed.l2_adapters", "lynxq[lmcache]")
     serde.Serializer.register(LynxqSerializer)
     serde.Deserializer.register(LynxqDeserializer)
-    L2AdapterInterface.register(L2Adapter)
+    adapters.L2AdapterInterface.register(L2Adapter)
     with suppress(ValueError):  # it is registered: asking first would be a race between threads
         serde.register_serde_factory(NAME, create_processor)
 

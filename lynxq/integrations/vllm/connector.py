@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lynxq.errors import MissingLibraryError
 from lynxq.integrations.blobs import open_store
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Plan
 from lynxq.integrations.vllm.planner import Planner
 from lynxq.integrations.vllm.worker import Worker
+from lynxq.libraries import absent
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -18,10 +18,8 @@ try:
         KVConnectorMetadata,
         KVConnectorRole,
     )
-except ModuleNotFoundError as error:  # the module can be read and documented without vLLM, but not used
-    if error.name != "vllm":
-        raise
-    KVConnectorBase_V1 = KVConnectorMetadata = object
+except ImportError as error:
+    KVConnectorBase_V1 = KVConnectorMetadata = absent("vllm", "vllm", error)
 
 
 class StepMetadata(KVConnectorMetadata):
@@ -60,8 +58,6 @@ class LynxqConnector(KVConnectorBase_V1):
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        if KVConnectorBase_V1 is object:
-            raise MissingLibraryError("LynxqConnector needs vLLM: pip install vllm")
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lynxq.errors import ConnectionLostError, MissingLibraryError
+from lynxq.errors import ConnectionLostError
+from lynxq.libraries import missing
 
 Bytes = NDArray[np.uint8]
 State = Literal["busy", "done"]
@@ -58,9 +59,7 @@ def _library() -> Any:
             return import_module(f"{name}._api")
         except ModuleNotFoundError:
             continue
-    raise MissingLibraryError(
-        "lynxq.stream.nixl needs NIXL: pip install 'lynxq[nixl]', or pip install --no-deps nixl-cu12"
-    )
+    raise missing("nixl", "lynxq[nixl]")
 
 
 class NixlAgent:

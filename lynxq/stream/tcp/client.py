@@ -95,6 +95,10 @@ class Client:
     ) -> Transfer:
         """Ask for a name; returns when the header is here.
 
+        A server says how many requests of a connection it serves at a time. A further one waits until another one has
+        ended: put `asyncio.timeout` around it to wait no longer than that. One that is cancelled while it waits is
+        never made.
+
         Parameters
         ----------
         name : str
@@ -223,7 +227,7 @@ class Client:
                 wires.append(Wire(reader, writer, self, lane, timeouts=self._timeouts))
                 if self._lanes == 2 and wires[-1].sock is not None:
                     mark(wires[-1].sock, self._marks[lane])
-            self._receiver.connect(self._lanes)
+            self._receiver.connect(self._lanes, ahead=1)
             self.connections += 1
             self._wires = wires
             await first_to_end(wires)
