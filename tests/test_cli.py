@@ -162,6 +162,8 @@ def test_eval_prints_the_rows_of_evaluate(source):
     assert f"{rows[0]['vnmse']:.2e}" in table
     with pytest.raises(errors.ParamsError, match="'nonsense'"):
         run("eval", source, "--methods", "nonsense")
+    with pytest.raises(errors.LynxqError, match="keys is named more than once in --methods"):
+        run("eval", source, "--methods", "keys,int8, keys")
 
 
 def test_eval_of_all_leaves_out_what_needs_a_missing_library(source, monkeypatch):

@@ -18,6 +18,7 @@ from rich.text import Text
 from lynxq import plots
 from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
+from lynxq.cli.methods import names
 
 _DEFAULT = "bf16,int8,int4,kivi4,lynx,lynx-4+3"
 
@@ -114,11 +115,7 @@ def e2e(
         "allow_approximate": approximate,
         "calibration": None if parameter_file is None else _calibration(parameter_file),
     }
-    names = [name.strip() for name in methods.split(",")]
-    for name in names:
-        if names.count(name) > 1:
-            raise console.UsageError(f"{name} is named more than once in --methods")
-    outcomes, link = asyncio.run(_compare(words, model, names, (like, rate), options))
+    outcomes, link = asyncio.run(_compare(words, model, names(methods), (like, rate), options))
     console.out.print(_table(outcomes, new))
     console.out.print(f"link: {link / 1e6:.2f} MB/s; the prompt has {tokens} tokens", soft_wrap=True)
     if results is not None:
