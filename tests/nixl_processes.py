@@ -1,4 +1,4 @@
-"""Either of two processes with the real NIXL: run by test_nixl.py in an environment that has it.
+"""Either of two processes with the real NIXL: run by test_nixl_processes.py in an environment that has it.
 
 Every process ends with `os._exit`: NIXL crashes when an interpreter ends.
 """

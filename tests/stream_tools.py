@@ -2,14 +2,20 @@
 
 import lynxq
 from lynxq import Params, stream, testing
-from lynxq.stream import AnchorPage, Received, RequestOpened, ResidualPage
+from lynxq.stream import AnchorPage, EncodedSource, Received, ReceiverLimits, RequestOpened, ResidualPage
 from lynxq.stream.records import HEADER_SIZE, RecordReader, Type
 from tests.containers import KEYS, VALUES, coded
 
 #: Frames are larger than the smallest data record, so they go in parts.
 WIDE = Params(page=16, range_size=16, chunk=8, sink_tokens=3)
 
-__all__ = ["KEYS", "VALUES", "WIDE", "Pair", "coded", "encoded", "forwards", "records", "same", "wide"]
+#: Limits of a receiver to which such frames come in many parts.
+SMALL = ReceiverLimits(max_data=256)
+
+__all__ = [
+    "KEYS", "SMALL", "VALUES", "WIDE", "Pair", "coded", "damage", "data_kinds", "encoded", "forwards", "records",
+    "same", "sent_sizes", "source", "wide",
+]  # fmt: skip
 
 
 def wide(tokens=50, seed=0, channels=40):
@@ -21,6 +27,11 @@ def wide(tokens=50, seed=0, channels=40):
 def encoded(seed=0):
     """Three tensors: of four large pages, of two small ones, and of none."""
     return {"k": wide(50, seed), "v": coded(9, seed + 1, dtype="float16"), "empty": coded(0)}
+
+
+def source(seed=0):
+    """A source of these tensors, with metadata."""
+    return EncodedSource(encoded(seed), metadata={"model": "toy"})
 
 
 def same(found, wanted):
@@ -152,3 +163,26 @@ def sent_sizes(data):
         if record.type == Type.DATA:
             sizes[record.kind] += len(record.body)
     return sizes
+
+
+def damage(page, kind, times, at=-1):
+    """Flips a bit of a frame each time it comes, so many times."""
+    left = [times]
+
+    def change(data, lane):
+        out = b""
+        for part in forwards(data):
+            (record,) = records(part)
+            if record.type == Type.DATA and (record.kind, record.tensor, record.page) == (kind, 0, page) and left[0]:
+                end = record.offset + len(record.body)
+                place = at if at >= 0 else record.total - 1
+                if record.offset <= place < end:
+                    changed = bytearray(part)
+                    changed[HEADER_SIZE + place - record.offset] ^= 4
+                    left[0] -= 1
+                    out += changed
+                    continue
+            out += part
+        return out
+
+    return change

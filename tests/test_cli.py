@@ -98,7 +98,7 @@ def test_codes_may_be_shorter_than_a_byte(source, tmp_path, options, split):
 
 
 def test_codes_longer_than_a_byte_are_refused(source, tmp_path):
-    with pytest.raises(lynxq.ParamsError, match=r"anchor_bits \+ residual_bits must be at most 8, got 4\+5"):
+    with pytest.raises(errors.ParamsError, match=r"anchor_bits \+ residual_bits must be at most 8, got 4\+5"):
         run("encode", source, "-o", tmp_path / "a.lynx", "--residual-bits", 5)
     assert not (tmp_path / "a.lynx").exists()
 
@@ -162,6 +162,8 @@ def test_eval_prints_the_rows_of_evaluate(source):
     assert f"{rows[0]['vnmse']:.2e}" in table
     with pytest.raises(errors.ParamsError, match="'nonsense'"):
         run("eval", source, "--methods", "nonsense")
+    with pytest.raises(errors.LynxqError, match="keys is named more than once in --methods"):
+        run("eval", source, "--methods", "keys,int8, keys")
 
 
 def test_eval_of_all_leaves_out_what_needs_a_missing_library(source, monkeypatch):

@@ -303,20 +303,23 @@ asyncio.run(main())
 
 
 @slow
-def test_the_command_line(folder, tmp_path):
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_line(folder, tmp_path, as_json):
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{n}" for n in np.random.default_rng(2).integers(0, 128, 300)), encoding="utf-8")
     result = CliRunner().invoke(
         app,
         ["e2e", "--model", str(folder), "--text", str(text), "--tokens", "280", "--new", "8", "--rate", "0.2",
-         "--methods", "bf16,lynx", "--json", str(tmp_path / "r.json"), "--png", str(tmp_path / "r.png")],
+         "--methods", "bf16,lynx", "--plot", str(tmp_path / "r.png"), *(["--json"] if as_json else [])],
         catch_exceptions=False,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "8 final" in result.stdout
-    rows = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert [row["job"]["method"] for row in rows] == ["bf16", "lynx"]
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    if not as_json:
+        assert "8 final" in result.stdout
+        return
+    rows = json.loads(result.stdout)
+    assert [row["job"]["method"] for row in rows] == ["bf16", "lynx"]
 
 
 @pytest.mark.parametrize(
@@ -324,16 +327,16 @@ def test_the_command_line(folder, tmp_path):
     [
         (["--methods", "lynx,zip"], "a transfer must be one of"),
         (["--methods", "lynx,int8, lynx"], "lynx is named more than once"),
-        (["--json", "there.json"], "pass --force to replace it"),
-        (["--json", "nowhere/r.json"], "nowhere is not a folder"),
-        (["--png", "r.bogus"], "bogus"),
+        (["--plot", "there.png"], "pass --force to replace it"),
+        (["--plot", "nowhere/r.png"], "nowhere is not a folder"),
+        (["--plot", "r.bogus"], "bogus"),
         (["--text", "nowhere.txt"], "nowhere.txt"),
     ],
 )
 def test_the_command_line_refuses_before_it_loads_a_model(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("there.json").write_text("kept", encoding="utf-8")
+    Path("there.png").write_text("kept", encoding="utf-8")
     monkeypatch.setattr("lynxq.e2e.Session", None)
     result = CliRunner().invoke(app, ["e2e", *options])
     assert message in str(result.exception)
-    assert Path("there.json").read_text(encoding="utf-8") == "kept"
+    assert Path("there.png").read_text(encoding="utf-8") == "kept"

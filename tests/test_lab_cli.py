@@ -103,6 +103,7 @@ def test_acceptance_as_table_json_and_picture(folder, text, tmp_path):
     ("options", "message"),
     [
         (("--methods", "pair,nonsense"), "'nonsense'"),
+        (("--methods", "pair,int8, pair"), "pair is named more than once in --methods"),
         (("--json", "--csv"), "not both"),
         (("--plot", "no/such/folder/x.png"), "is not a folder"),
         (("--model", "no-such-model"), "a folder with a config.json or a .gguf file, got 'no-such-model'"),

@@ -24,7 +24,7 @@ from lynxq.format.assembler import Assembler
 from lynxq.stream import AnchorPage, ContainerSource, EncodedSource, EncodingSource, Failed, Recorder, RequestOpened
 from lynxq.stream.messages import Code
 from tests.containers import flipped, frame, stored
-from tests.stream_tools import KEYS, WIDE, Pair, coded, encoded, same, wide
+from tests.stream_tools import KEYS, WIDE, Pair, coded, damage, encoded, same, wide
 
 
 def drain(source):
@@ -360,8 +360,6 @@ def test_a_transmission_is_recorded_as_a_container(tmp_path):
 
 
 def lossy(kind):
-    from tests.test_stream_protocol import damage
-
     return damage(2, kind, 99)
 
 

@@ -18,7 +18,7 @@ from lynxq import lab
 from lynxq.arguments import shown
 from lynxq.cli import console, main
 from lynxq.container.remote import of_url
-from lynxq.integrations.blobs import open_store
+from lynxq.integrations.stores import open_store
 from lynxq.lab import texts
 from lynxq.urls import hidden, shown_url
 

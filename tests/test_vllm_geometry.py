@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lynxq.errors import DTypeError, MissingLibraryError, ParamsError, ShapeError, UnsupportedCacheError
-from lynxq.integrations.keys import chain, root
+from lynxq.integrations.page_keys import chain, root
 from lynxq.integrations.vllm import LynxqConnector
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.params import Params

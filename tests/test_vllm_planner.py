@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lynxq.integrations.blobs import BlobStore
+from lynxq.integrations.stores import BlobStore
 from lynxq.integrations.vllm.plan import Load, Save
 from lynxq.integrations.vllm.planner import Planner
 from tests.vllm_fakes import geometry, request, spec, step

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lynxq
 from lynxq.errors import ShapeError
-from lynxq.integrations.blobs import FolderStore, open_store
+from lynxq.integrations.stores import FolderStore, open_store
 from lynxq.integrations.vllm import pages
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Load, Plan, Save

@@ -18,6 +18,7 @@ from rich.text import Text
 from lynxq import plots
 from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
+from lynxq.cli.methods import names
 
 _DEFAULT = "bf16,int8,int4,kivi4,lynx,lynx-4+3"
 
@@ -86,9 +87,9 @@ def e2e(
     approximate: Annotated[
         bool, typer.Option("--allow-approximate", help="Go on from the anchor if the residual never comes.")
     ] = False,
-    results: Annotated[Path | None, typer.Option("--json", help="Write all results there.")] = None,
-    picture: Annotated[Path | None, typer.Option("--png", help="Draw there who did what when.")] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing results and pictures.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that was measured as JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw who did what when into this file.")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing picture.")] = False,
 ) -> None:
     """Send a real model's cache from one process to another, and compare when its tokens are there.
 
@@ -96,14 +97,10 @@ def e2e(
     for their cache. All use the same transport, and each can use a layer as soon as it is there.
     """
     from lynxq.lab import texts
-    from lynxq.lab.results import write
 
-    # What stands in the way of results is said before the work, not after it.
-    for path in (results, picture):
-        if path is not None:
-            console.new_file(path, force=force, source=Path(text))
-    if picture is not None:
-        plots.image_format(picture)
+    if plot is not None:  # what stands in the way of a picture is said before the work, not after it
+        plots.image_format(plot)
+        console.new_file(plot, force=force, source=Path(text))
     words = texts.read(text)[1]
     options: dict[str, Any] = {
         "prompt_tokens": tokens,
@@ -114,19 +111,17 @@ def e2e(
         "allow_approximate": approximate,
         "calibration": None if parameter_file is None else _calibration(parameter_file),
     }
-    names = [name.strip() for name in methods.split(",")]
-    for name in names:
-        if names.count(name) > 1:
-            raise console.UsageError(f"{name} is named more than once in --methods")
-    outcomes, link = asyncio.run(_compare(words, model, names, (like, rate), options))
-    console.out.print(_table(outcomes, new))
-    console.out.print(f"link: {link / 1e6:.2f} MB/s; the prompt has {tokens} tokens", soft_wrap=True)
-    if results is not None:
-        write(results, json.dumps([outcome.to_dict() for outcome in outcomes], indent=1) + "\n")
-    if picture is not None:
+    outcomes, link = asyncio.run(_compare(words, model, names(methods), (like, rate), options))
+    if as_json:
+        typer.echo(json.dumps([outcome.to_dict() for outcome in outcomes], indent=2))
+    else:
+        console.out.print(_table(outcomes, new))
+        console.out.print(f"link: {link / 1e6:.2f} MB/s; the prompt has {tokens} tokens", soft_wrap=True)
+    if plot is not None:  # last: a picture that fails loses no figures
         from lynxq.e2e import timeline
 
-        timeline.draw(outcomes, picture, title=f"{tokens} tokens, {link / 1e6:.2f} MB/s")
+        timeline.draw(outcomes, plot, title=f"{tokens} tokens, {link / 1e6:.2f} MB/s")
+        console.err.print(f"picture: {console.plain(plot)}", soft_wrap=True)
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
 

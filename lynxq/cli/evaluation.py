@@ -18,8 +18,11 @@ import lynxq
 from lynxq import evaluate, naming, plots
 from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
+from lynxq.cli.methods import Methods, of_evaluate
 from lynxq.evaluate import Method
 from lynxq.tensorfile import TensorFile, open_tensors
+
+_DEFAULT = ",".join(evaluate.DEFAULT_METHODS)
 
 
 def _table(rows: Sequence[evaluate.Row]) -> Table:
@@ -53,16 +56,6 @@ def _evaluate(
         )
 
 
-def _chosen(methods: str) -> list[str]:
-    """Names of methods; all are those whose libraries are there, and a line says which are not."""
-    if methods != "all":
-        return [name.strip() for name in methods.split(",")]
-    missing = [name for name, method in evaluate.METHODS.items() if not method.available]
-    if missing:
-        console.err.print(f"left out, for want of the extra `baselines`: {', '.join(missing)}")
-    return [name for name in evaluate.METHODS if name not in missing]
-
-
 def _of_file(path: Path, names: Sequence[str]) -> Method:
     """What a file of parameters codes the named tensors with, as a method; raises if it has none for one of them."""
     found = params_file.read(path)
@@ -81,9 +74,7 @@ def _title(source: Path, names: Sequence[str]) -> str:
 
 def eval_(
     source: Annotated[Path, typer.Argument(help="safetensors file", exists=True, dir_okay=False)],
-    methods: Annotated[
-        str, typer.Option(help=f"names separated by commas, or all: {', '.join(evaluate.METHODS)}")
-    ] = ",".join(evaluate.DEFAULT_METHODS),
+    methods: Methods = _DEFAULT,
     params: Annotated[
         Path | None,
         typer.Option(help="JSON of lynxq calibrate: one more method, named params", exists=True, dir_okay=False),
@@ -94,7 +85,7 @@ def eval_(
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="draw error against bits into this file, as its suffix says")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace an existing picture")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing picture")] = False,
 ) -> None:
     """Measure the error of several methods on the tensors of a file, keys and values apart.
 
@@ -103,7 +94,7 @@ def eval_(
     if plot is not None:  # what stands in the way of a picture is said before the work, not after it
         plots.image_format(plot)
         console.new_file(plot, force=force, source=source)
-    chosen: list[str | Method] = [*_chosen(methods)]
+    chosen: list[str | Method] = [*of_evaluate(methods)]
     with open_tensors(source) as file:
         if params is not None:
             chosen.append(_of_file(params, file.names))

@@ -11,8 +11,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lynxq import evaluate, plots
+from lynxq import plots
 from lynxq.cli import console
+from lynxq.cli.methods import Methods, of_evaluate
 from lynxq.container.atomic import same_file
 
 app = typer.Typer(
@@ -33,7 +34,6 @@ Model = Annotated[
 ]
 Compute = Annotated[str, typer.Option(help="what the model is computed in: float32 or bfloat16")]
 Device = Annotated[str, typer.Option(help="where the model is computed, as torch names it")]
-Methods = Annotated[str, typer.Option(help=f"names separated by commas, or all: {', '.join(evaluate.METHODS)}")]
 Start = Annotated[int, typer.Option(min=0, help="tokens of the text to leave out at its beginning")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="print CSV")]
@@ -207,11 +207,9 @@ def _check(
         plots.image_format(plot)
         for text in texts:
             console.new_file(plot, force=force, source=Path(text))
-    if methods == "all":
-        return [name for name, method in evaluate.METHODS.items() if method.available]
     from lynxq.lab import reconstruction
 
-    chosen = [name.strip() for name in methods.split(",")]
+    chosen = of_evaluate(methods)
     for name in chosen:
         reconstruction.method(name)
     return chosen

@@ -47,7 +47,6 @@ class Prefill(Worker):
         import torch
 
         only_cpu(None)
-        torch.set_num_threads(max(1, torch.get_num_threads()))
         cache = lab.empty_cache()
         for begin in range(0, len(ids), _CHUNK):
             self._model.forward(torch.tensor([ids[begin : begin + _CHUNK]]), cache, keep=1)

@@ -24,8 +24,8 @@ from lynxq.errors import (
     ParamsError,
     UnsupportedCacheError,
 )
-from lynxq.integrations import keys
-from lynxq.integrations.blobs import open_store
+from lynxq.integrations import page_keys
+from lynxq.integrations.stores import open_store
 from lynxq.layout import Tier
 from lynxq.libraries import absent
 from lynxq.params import Params
@@ -117,7 +117,7 @@ class LynxqHiCacheStorage(HiCacheStorage):
             "shapes": dict.fromkeys(self._names, (pool.layer_num, pool.page_size, heads, dim)),
             "params": {each: self._params.get(each, self._params["key"]) for each in self._names},
         }
-        self._identity = keys.root(_SCHEME, self._described(sizes, name)).hex()[:32]
+        self._identity = page_keys.root(_SCHEME, self._described(sizes, name)).hex()[:32]
 
     def _described(self, sizes: Mapping[str, int], dtype: str) -> dict[str, object]:
         """What pages depend on besides the tokens that SGLang's key is a hash of. A latent is the same on all ranks."""

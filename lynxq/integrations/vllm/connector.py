@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lynxq.integrations.blobs import open_store
+from lynxq.integrations.stores import open_store
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Plan
 from lynxq.integrations.vllm.planner import Planner

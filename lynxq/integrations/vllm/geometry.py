@@ -11,7 +11,7 @@ from typing import Any, get_args
 from lynxq import dtypes
 from lynxq.arguments import integer, shown
 from lynxq.errors import DTypeError, ParamsError, ShapeError, UnsupportedCacheError
-from lynxq.integrations import keys
+from lynxq.integrations import page_keys
 from lynxq.layout import Tier
 from lynxq.params import MAX_PAGE, Params
 
@@ -140,7 +140,7 @@ class Geometry:
             page_tokens,
             tier,
             shards,
-            keys.root(_SCHEME, identity),
+            page_keys.root(_SCHEME, identity),
         )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lynxq.integrations import keys
-from lynxq.integrations.blobs import BlobStore
+from lynxq.integrations import page_keys
+from lynxq.integrations.stores import BlobStore
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Load, Plan, Save
 
@@ -105,7 +105,7 @@ class Planner:
             tokens = list(request.all_token_ids[: request.num_prompt_tokens])
             starts = range(0, len(tokens) - page + 1, page)
             pages = ((tokens[start : start + page], self._further(request, start, start + page)) for start in starts)
-            self._requests[request.request_id] = _Tracked(keys.chain(self._geometry.root, pages))
+            self._requests[request.request_id] = _Tracked(page_keys.chain(self._geometry.root, pages))
         return self._requests[request.request_id]
 
     def _stored(self, key: str) -> bool:

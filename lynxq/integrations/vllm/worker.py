@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import BoundedSemaphore, Lock
 
 from lynxq.errors import ContainerError, MissingResidualError
-from lynxq.integrations.blobs import BlobStore
+from lynxq.integrations.stores import BlobStore
 from lynxq.integrations.vllm import pages
 from lynxq.integrations.vllm.geometry import Geometry
 from lynxq.integrations.vllm.plan import Load, Plan, Save

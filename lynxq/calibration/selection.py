@@ -1,4 +1,4 @@
-"""`calibrate`: choose parameters for the tensors of a model."""
+"""Selection of parameters for the tensors of a model within a budget: `calibrate`."""
 
 from __future__ import annotations
 

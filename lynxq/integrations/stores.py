@@ -148,7 +148,7 @@ def open_store(location: object) -> BlobStore:
     Examples
     --------
     >>> import tempfile
-    >>> from lynxq.integrations.blobs import open_store
+    >>> from lynxq.integrations.stores import open_store
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = open_store(folder)
     ...     store.write("greeting", b"hello")

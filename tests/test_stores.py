@@ -14,8 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import lynxq
 from lynxq.container import atomic
 from lynxq.errors import ParamsError, SourceError
-from lynxq.integrations import blobs
-from lynxq.integrations.blobs import BlobStore, FolderStore, FsspecStore, open_store
+from lynxq.integrations import stores
+from lynxq.integrations.stores import BlobStore, FolderStore, FsspecStore, open_store
 
 
 @pytest.fixture(params=["folder", "fsspec"])
@@ -109,7 +109,7 @@ def test_a_crash_leaves_the_old_blob(tmp_path, monkeypatch, step):
     def crash(*_: object) -> None:
         raise Crash
 
-    module, name = {"write": (blobs, "write_all"), "sync": (atomic, "sync"), "rename": (Path, "replace")}[step]
+    module, name = {"write": (stores, "write_all"), "sync": (atomic, "sync"), "rename": (Path, "replace")}[step]
     monkeypatch.setattr(module, name, crash)
     with pytest.raises(Crash):
         store.write("page", b"new")

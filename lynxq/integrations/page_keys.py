@@ -48,7 +48,7 @@ def chain(start: bytes, pages: Iterable[tuple[Sequence[int], object]]) -> list[s
 
     Examples
     --------
-    >>> from lynxq.integrations.keys import chain, root
+    >>> from lynxq.integrations.page_keys import chain, root
     >>> start = root("example-1", {"model": "toy"})
     >>> first, second = chain(start, [([1, 2], None), ([3, 4], None)])
     >>> chain(start, [([1, 2], None), ([3, 5], None)])[0] == first
