@@ -80,6 +80,24 @@ def tables(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def timelines(result: dict[str, Any]) -> list[str]:
+    """For README: the prompt and the link that the picture has, in short."""
+    group = middle(grouped(result)[DRAWN])
+    lines = ["| transfer | MB | first token | first final | 64 final |", "|---|---:|---:|---:|---:|"]
+    for _, o in group:
+        if o.job.method != "lynx-encoded":
+            first, final, _, all_of_them = times_of(o)
+            size = (o.anchor_bytes + o.residual_bytes) / 1e6
+            times = " | ".join(seconds(at) for at in (first, final, all_of_them))
+            lines.append(f"| {schemes.of(o.job).title} | {size:.1f} | {times} |")
+    prompt, link, _ = DRAWN
+    note = (
+        f"{prompt} tokens of {result['text']}, {result['model']}; a link that is to it what {link:g} Gbit/s are to the "
+        f"paper's model. {machine(result)}."
+    )
+    return [*lines, "", note]
+
+
 def middle(group: list[tuple[dict[str, Any], Outcome]]) -> list[tuple[dict[str, Any], Outcome]]:
     """Of the repetitions of a method the one with the median time to all tokens; runs with other seeds all stay."""
     found: dict[tuple[str, int], list[tuple[dict[str, Any], Outcome]]] = {}

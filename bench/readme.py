@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from e2e_report import timelines
 from readme_tables import peers, quality, throughput
 from sections import ROOT, update
 
@@ -15,6 +16,7 @@ SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
     "quality": ("quality-smollm2.json", quality),
     "throughput": ("throughput-cpu.json", throughput),
     "peers": ("peers-smollm2.json", peers),
+    "timeline": ("e2e-smollm2.json", timelines),
 }
 
 
