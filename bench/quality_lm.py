@@ -52,7 +52,7 @@ PAIRS = (
 )
 #: Codes of less than a byte: the residual is smaller, and so is what a transfer of both tiers takes.
 SHORT = (
-    Method("pair-4+3", "presets with split 4+3", Params.keys(residual_bits=3), Params.values(residual_bits=3)),
+    evaluate.METHODS["pair-4+3"],
     Method(
         "pair-5+2",
         "K split 5+2, chunks of 128; V preset with split 4+3",

@@ -18,7 +18,7 @@ _OPERATIONS = {
 
 #: Methods that README shows; the result has all of them.
 _IN_README = (
-    *("pair", "keys", "paper", "int8", "int8-channel", "int4", "int4-g64"),
+    *("pair", "pair-4+3", "keys", "paper", "int8", "int8-channel", "int4", "int4-g64"),
     *("kivi4-w0", "kvquant4", "turboquant4"),
 )
 
