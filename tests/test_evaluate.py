@@ -164,7 +164,7 @@ def test_nothing_and_empty_tensors():
 
 
 def test_errors_name_the_method_or_the_tensor():
-    with pytest.raises(ParamsError, match=r"method must be one of pair, keys, .*, got 'int5'"):
+    with pytest.raises(ParamsError, match=r"method must be one of pair, pair-4\+3, keys, .*, got 'int5'"):
         evaluate(cache(), ["int5"], token_axis=0)
     with pytest.raises(ParamsError, match="'int4' twice"):
         evaluate(cache(), ["int4", "int4"], token_axis=0)
