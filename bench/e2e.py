@@ -20,7 +20,7 @@ from environment import RESULTS, environment, load_average
 
 import lynxq
 from lynxq import lab
-from lynxq.e2e import Job, Outcome, Session, links, schemes
+from lynxq.e2e import Job, Outcome, Session, links, methods
 from lynxq.lab import texts
 
 #: The prompt that links are scaled for: its cache takes as many steps as the paper's.
@@ -81,14 +81,14 @@ def jobs(group: Group, rate: float | None, calibrated: str | None) -> Iterator[t
                 yield repeat, Job(
                     method=method, prompt_tokens=group.prompt, new_tokens=NEW, rate=rate,
                     temperature=group.temperature, seed=seed,
-                    calibration=calibrated if method == schemes.CALIBRATED else None,
+                    calibration=calibrated if method == methods.CALIBRATED else None,
                 )  # fmt: skip
 
 
 async def experiment(text: str, groups: Iterable[Group], reference: int) -> dict[str, Any]:
     """All groups on one text; shorter prompts are beginnings of the longest."""
     groups = list(groups)
-    calibrated = calibration(text) if any(schemes.CALIBRATED in group.methods for group in groups) else None
+    calibrated = calibration(text) if any(methods.CALIBRATED in group.methods for group in groups) else None
     longest = max(reference, *(group.prompt for group in groups))
     begin, load = time.monotonic(), load_average()
     async with Session() as session:

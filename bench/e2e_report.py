@@ -11,7 +11,7 @@ from typing import Any
 from environment import RESULTS, machine
 from sections import ROOT, update
 
-from lynxq.e2e import Outcome, schemes, timeline
+from lynxq.e2e import Outcome, methods, timeline
 
 PICTURE = ROOT / "docs" / "e2e-timeline.png"
 #: Final tokens of a run.
@@ -72,7 +72,7 @@ def tables(result: dict[str, Any]) -> list[str]:
             kept += f" ({o.revisions} revisions)" if o.revisions else ""
             kept += f", looked up {o.kept} / {o.proposed}" if o.proposed else ""
             lines.append(
-                f"| {schemes.of(o.job).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
+                f"| {methods.of(o.job).title} | {(o.anchor_bytes + o.residual_bytes) / 1e6:.1f} | "
                 + " | ".join(seconds(at) for at in times_of(o))
                 + f" | {kept} | {yes(o.same_as_full)} | {yes(row.get('same_as_bf16'))} |"
             )
@@ -89,7 +89,7 @@ def timelines(result: dict[str, Any]) -> list[str]:
             first, final, _, all_of_them = times_of(o)
             size = (o.anchor_bytes + o.residual_bytes) / 1e6
             times = " | ".join(seconds(at) for at in (first, final, all_of_them))
-            lines.append(f"| {schemes.of(o.job).title} | {size:.1f} | {times} |")
+            lines.append(f"| {methods.of(o.job).title} | {size:.1f} | {times} |")
     prompt, link, _ = DRAWN
     note = (
         f"{prompt} tokens of {result['text']}, {result['model']}; a link that is to it what {link:g} Gbit/s are to the "
@@ -129,7 +129,7 @@ def goals(result: dict[str, Any]) -> list[str]:
             found = [turn for turn in turns.values() if {method, "int4", "int8"} <= set(turn)]
             if found:
                 where = "no limit" if link is None else f"like {link:g} Gbit/s"
-                title = schemes.of(found[0][method].job).title
+                title = methods.of(found[0][method].job).title
                 figures = [ratios(turn, turn[method], result) for turn in found]
                 middles = [
                     statistics.median(column) if column[0] is not None else None

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from lynxq import baselines
-from lynxq.e2e import Job, Outcome, Span, links, schemes, timeline
+from lynxq.e2e import Job, Outcome, Span, links, methods, timeline
 from lynxq.e2e.carrier import Carrier
 from lynxq.e2e.generation import Generation, Sampling
 from lynxq.errors import CacheNotReadyError, ParamsError, ShapeError
@@ -228,7 +228,7 @@ def test_jobs_that_make_no_sense_are_refused():
         with pytest.raises(ParamsError):
             Job(**{"method": "lynx", "prompt_tokens": 10, **wrong})
     with pytest.raises(ParamsError, match="must be one of lynx"):
-        schemes.of(Job(method="zip", prompt_tokens=2))
+        methods.of(Job(method="zip", prompt_tokens=2))
 
 
 def test_the_picture_is_drawn(tmp_path):

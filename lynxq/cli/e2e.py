@@ -136,12 +136,12 @@ def _calibration(path: Path) -> str:
 async def _compare(
     words: str, model: str | None, names: list[str], speed: tuple[float, float | None], options: dict[str, Any]
 ) -> tuple[list[Any], float]:
-    from lynxq.e2e import Job, Session, links, schemes
+    from lynxq.e2e import Job, Session, links, methods
 
     like, rate = speed
     tokens = options["prompt_tokens"]
     jobs = {name: Job(method=name, **options) for name in names}
-    titles = {name: schemes.of(job).title for name, job in jobs.items()}  # refused before any work
+    titles = {name: methods.of(job).title for name, job in jobs.items()}  # refused before any work
     display = Display("loading the model in two processes")
     outcomes = []
     with display.context:
@@ -164,7 +164,7 @@ async def _compare(
 
 
 def _table(outcomes: list[Any], new: int) -> Table:
-    from lynxq.e2e import schemes
+    from lynxq.e2e import methods
 
     table = Table(box=None, pad_edge=False)
     table.add_column("transfer")
@@ -185,7 +185,7 @@ def _table(outcomes: list[Any], new: int) -> Table:
         marks = {True: "yes", False: "no", None: "-"}
         same = None if exact is None or outcome.error else outcome.tokens == exact
         table.add_row(
-            schemes.of(outcome.job).title + (" (approximate)" if outcome.approximate else ""),
+            methods.of(outcome.job).title + (" (approximate)" if outcome.approximate else ""),
             f"{(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f}",
             *(_seconds(at) for at in (outcome.first_drafted, outcome.first_final)),
             *(_seconds(outcome.until(count)) for count in counts),

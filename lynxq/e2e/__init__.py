@@ -4,7 +4,7 @@ A *prefill* process computes the cache of a prompt and sends it; a *decode* proc
 drafts from the anchor while the residual is in flight, and verifies when it is there; other schemes wait for all of a
 layer before they use it. Everything goes over the same transport (:mod:`lynxq.stream`). Needs the extra ``lab``.
 
-The parts: what is sent (`schemes`, `carrier`); generation (`generation`, `window`, `checks`); the processes (`worker`:
+The parts: what is sent (`methods`, `carrier`); generation (`generation`, `pace`, `checks`); the processes (`worker`:
 `prefill`, and `decode` with its `run`); the one who starts both (`child`, `session`); and what comes of it (`records`,
 `timeline`).
 """

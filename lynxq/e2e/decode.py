@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from lynxq import backends, lab
-from lynxq.e2e import schemes
+from lynxq.e2e import methods
 from lynxq.e2e.checks import Checks
+from lynxq.e2e.pace import Costs, measure
 from lynxq.e2e.records import Job
 from lynxq.e2e.run import Run, shapes_for
-from lynxq.e2e.window import Costs, measure
 from lynxq.e2e.worker import Worker, only_cpu, start
 
 
@@ -56,7 +56,7 @@ class Decode(Worker):
     async def on_run(self, run: int, host: str, port: int, last: int, job: dict[str, Any]) -> dict[str, Any]:
         """Fetch a cache, generate, and compare the tokens with those of the full reconstruction."""
         wanted = Job(**job)
-        method = schemes.of(wanted)
+        method = methods.of(wanted)
         costs = await asyncio.to_thread(self._measured, wanted.prompt_tokens - 1)
         running = Run(
             self._model,
@@ -80,7 +80,7 @@ class Decode(Worker):
 
     def _measured(self, tokens: int) -> Costs:
         if tokens not in self._costs:
-            self._costs[tokens] = measure(self._model, shapes_for(self._model, tokens), self._model.dtype)
+            self._costs[tokens] = measure(self._model, shapes_for(self._model, tokens))
         return self._costs[tokens]
 
     async def on_cancel(self, run: int) -> None:

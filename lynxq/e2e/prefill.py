@@ -9,10 +9,10 @@ from typing import Any
 
 from lynxq import backends, lab
 from lynxq.arrays import Array
-from lynxq.e2e import schemes
+from lynxq.e2e import methods
 from lynxq.e2e.records import Job
 from lynxq.e2e.worker import Worker, only_cpu, start
-from lynxq.stream import Source
+from lynxq.stream import EncodedSource, Source
 from lynxq.stream.tcp import Server, TokenBucket, serve
 
 #: Tokens that the model reads at a time; the memory of attention grows with them.
@@ -69,15 +69,13 @@ class Prefill(Worker):
         return {"port": server.port}
 
     def _of(self, job: Job, tokens: int) -> Source:
-        """What is sent; ready-made ones are kept, those that encode while they send are made anew."""
-        chosen = schemes.of(job)
+        """What is sent; what is encoded before is kept, a source that encodes while it sends is made anew."""
         key = job.method, tokens
         if key in self._ready_made:
             return self._ready_made[key]
         parts = {name: tensor[:, :, :tokens] for name, tensor in self._tensors.items()}
-        spans = isinstance(chosen, schemes.Lynx) and not chosen.before
-        source = chosen.source(parts, self._encoded if spans else lambda *_: None)
-        if not spans:
+        source = methods.of(job).source(parts, self._encoded)
+        if isinstance(source, EncodedSource):
             self._ready_made[key] = source
         return source
 

@@ -18,7 +18,7 @@ class Job:
     Parameters
     ----------
     method : str
-        As :func:`lynxq.e2e.schemes.methods` knows it.
+        As :func:`lynxq.e2e.methods.by_name` knows it.
     prompt_tokens : int
         Of the prefilled text; the last one of them is left to the decode side.
     new_tokens : int

@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from lynxq.e2e import schemes
+from lynxq.e2e import methods
 from lynxq.e2e.generation import Generation, Sampling, Trace
+from lynxq.e2e.pace import Costs, Pace
 from lynxq.e2e.records import Job, Outcome, Span
-from lynxq.e2e.window import Costs, Pace
 from lynxq.encoded import Encoded
 from lynxq.errors import CacheNotReadyError, LynxqError, TransferError, WorkerError
 from lynxq.integrations.hf import ProgressiveCache
@@ -37,7 +36,7 @@ class Run:
     Parameters
     ----------
     model : LanguageModel
-    method : schemes.Method
+    method : methods.Method
     job : Job
     last : int
         The prompt's last token.
@@ -48,7 +47,7 @@ class Run:
     """
 
     def __init__(
-        self, model: LanguageModel, method: schemes.Method, job: Job, *, last: int, costs: Costs, tell: Tell
+        self, model: LanguageModel, method: methods.Method, job: Job, *, last: int, costs: Costs, tell: Tell
     ) -> None:
         self._model = model
         self._method = method
@@ -260,8 +259,8 @@ class Run:
             self._span("link", "anchor", self._begin, self._begin + outcome.anchor_at)
             if outcome.residual_at is not None and self._pace.residual_total:
                 self._span("link", "residual", self._begin + outcome.anchor_at, self._begin + outcome.residual_at)
-        with suppress(ValueError):
-            outcome.spans.sort(key=lambda span: span.begin)
+        # A copy: a thread that still fills the cache may append while the list would be sorted.
+        outcome.spans = sorted(outcome.spans, key=lambda span: span.begin)
 
 
 def shapes_for(model: LanguageModel, tokens: int) -> dict[str, tuple[int, ...]]:

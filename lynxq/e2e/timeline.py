@@ -7,7 +7,7 @@ from typing import Any
 
 from lynxq import plots
 from lynxq.container.atomic import PathLike
-from lynxq.e2e import schemes
+from lynxq.e2e import methods
 from lynxq.e2e.records import Outcome, Span
 
 #: Lanes of a run from top to bottom: who, what, and the name of the lane.
@@ -91,7 +91,7 @@ def draw(outcomes: Sequence[Outcome], path: PathLike, *, title: str = "") -> Non
 
 
 def _heading(outcome: Outcome) -> str:
-    name = schemes.of(outcome.job).title
+    name = methods.of(outcome.job).title
     drafted = f", {outcome.accepted} of {outcome.drafted} drafted tokens kept" if outcome.drafted else ""
     drafted += f", {outcome.kept} of {outcome.proposed} looked up" if outcome.proposed else ""
     return f"{name}: {(outcome.anchor_bytes + outcome.residual_bytes) / 1e6:.1f} MB{drafted}"

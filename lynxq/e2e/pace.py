@@ -1,4 +1,4 @@
-"""`Pace`: how much has arrived, how fast, and whether there is time to draft one more token."""
+"""`Pace`: how much has arrived, how fast, and whether there is time to draft one more token. And what passes take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 from lynxq.e2e.generation import Pass
 from lynxq.integrations.hf import ProgressiveCache
@@ -21,6 +20,8 @@ from lynxq.stream.tcp import Ready
 _SHARE, _PASSES = 0.25, 2.5
 #: A verification that begins too early waits a little in its layers; one that begins too late ends late.
 _EARLY = 1.25
+#: Tokens of the longer pass that is measured.
+_LONG = 33
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,23 @@ class Costs:
         return self.step + self.token * drafted
 
 
-def measure(model: LanguageModel, shapes: Mapping[str, tuple[int, ...]], dtype: Any, tokens: int = 32) -> Costs:
+def measure(model: LanguageModel, shapes: Mapping[str, tuple[int, ...]]) -> Costs:
     """Measure passes over a cache of such tensors; what is in it does not matter."""
     import torch
 
     layouts = {name: Layout.of(Params(), shape, "bfloat16", token_axis=2) for name, shape in shapes.items()}
-    cache = ProgressiveCache(layouts, dtype=dtype)
+    cache = ProgressiveCache(layouts, dtype=model.dtype)
     for name, shape in shapes.items():
-        cache.fill(name, torch.zeros(shape, dtype=dtype))
+        cache.fill(name, torch.zeros(shape, dtype=model.dtype))
     seconds = {}
-    for count in (1, 1, 1, tokens + 1, tokens + 1):  # the first ones warm up
+    for count in (1, 1, 1, _LONG, _LONG):  # the first ones warm up
         begin = time.monotonic()
         # Positions do not matter either; behind a long prompt there may be no more of them.
         ids, positions = torch.zeros((1, count), dtype=torch.long), torch.arange(count)[None]
         model.forward(ids, cache, keep=0, positions=positions)
         seconds[count] = time.monotonic() - begin
         cache.truncate(cache.prefix)
-    return Costs(seconds[1], max(0.0, seconds[tokens + 1] - seconds[1]) / tokens)
+    return Costs(seconds[1], max(0.0, seconds[_LONG] - seconds[1]) / (_LONG - 1))
 
 
 class Pace:

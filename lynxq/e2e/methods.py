@@ -1,6 +1,6 @@
-"""The transfers that are compared: what the prefill side sends of a cache, and how the decode side fills its own.
+"""Methods of transfer: what the prefill side sends of a cache, and how the decode side fills its own.
 
-Every transfer sends layer after layer, keys before values, and on the other side each layer can be used as soon as it
+Each of them sends layer after layer, keys before values, and on the other side each layer can be used as soon as it
 is there. Lynx is encoded while it is sent, within the measured time. What other schemes send is made before, and its
 encoding costs them nothing; their decoding takes place while the next tensors arrive, as Lynx's does.
 """
@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lynxq import baselines
 from lynxq.arrays import Array
@@ -29,8 +30,8 @@ from lynxq.stream import EncodedSource, EncodingSource, Source
 from lynxq.stream.tcp import Ready, Transfer
 
 #: Called with a tensor's name, and begin and end of its encoding in seconds of the monotonic clock.
-Spans = Callable[[str, float, float], None]
-#: The transfer that needs a calibration.
+OnEncoded = Callable[[str, float, float], None]
+#: The method that needs a calibration.
 CALIBRATED = "lynx-calibrated"
 #: Tensors of a cache, ``[1, heads, tokens, head dim]``, by name.
 Shapes = Mapping[str, tuple[int, ...]]
@@ -51,14 +52,17 @@ class Method(ABC):
         Whether there is something to draft from before all is there.
     """
 
+    tier: ClassVar[Tier]
+    drafts: ClassVar[bool]
     name: str
     title: str
-    tier: Tier
-    drafts: bool
 
     @abstractmethod
-    def source(self, tensors: Mapping[str, Array], on_encoded: Spans) -> Source:
-        """What is sent of tensors ``[1, heads, tokens, head dim]``, named as in `lynxq.integrations.hf`."""
+    def source(self, tensors: Mapping[str, Array], on_encoded: OnEncoded) -> Source:
+        """What is sent of tensors ``[1, heads, tokens, head dim]``, named as in `lynxq.integrations.hf`.
+
+        `on_encoded` is told of what is encoded while it is sent.
+        """
 
     def layouts(self, shapes: Shapes) -> dict[str, Layout]:
         """The tensors of a cache of such shapes, in BF16; with the presets where their parameters do not matter."""
@@ -78,20 +82,20 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Lynx(Method):
-    """Anchor and residual, encoded while they are sent, tensor by tensor; or `before` that.
+    """Anchor and residual, encoded while they are sent, tensor by tensor.
 
     Attributes
     ----------
     params : callable
         Gives the parameters of a tensor by its name.
-    before : bool
     """
 
+    tier: ClassVar[Tier] = "full"
+    drafts: ClassVar[bool] = True
     params: Callable[[str], Params]
-    before: bool = False
 
-    def source(self, tensors: Mapping[str, Array], on_encoded: Spans) -> Source:
-        """Encodes on a thread of its own, or at once."""
+    def source(self, tensors: Mapping[str, Array], on_encoded: OnEncoded) -> Source:
+        """Encodes on a thread of its own."""
         layouts = self.layouts({name: tuple(x.shape) for name, x in tensors.items()})
 
         def pieces() -> Iterator[tuple[str, Encoded]]:
@@ -101,7 +105,7 @@ class Lynx(Method):
                 on_encoded(name, begin, time.monotonic())
                 yield name, encoded
 
-        return EncodedSource(dict(pieces())) if self.before else EncodingSource(layouts, pieces())
+        return EncodingSource(layouts, pieces())
 
     def layouts(self, shapes: Shapes) -> dict[str, Layout]:
         """With the parameters of this method."""
@@ -123,20 +127,30 @@ class Lynx(Method):
 
 
 @dataclass(frozen=True)
+class EncodedLynx(Lynx):
+    """The same, encoded before: what encoding costs is the difference of the two."""
+
+    def source(self, tensors: Mapping[str, Array], on_encoded: OnEncoded) -> Source:
+        """Encodes at once."""
+        del on_encoded
+        return EncodedSource({name: encode(x, self.params(name), token_axis=2) for name, x in tensors.items()})
+
+
+@dataclass(frozen=True)
 class Monolithic(Method):
     """A scheme of :mod:`lynxq.baselines`, sent in one piece for each tensor."""
 
+    tier: ClassVar[Tier] = "anchor"
+    drafts: ClassVar[bool] = False
     scheme: Scheme
 
-    def source(self, tensors: Mapping[str, Array], on_encoded: Spans) -> Source:
-        """Encoded at once."""
+    def source(self, tensors: Mapping[str, Array], on_encoded: OnEncoded) -> Source:
+        """Encodes at once."""
+        del on_encoded
         carriers = self._carriers({name: tuple(x.shape) for name, x in tensors.items()})
-        made = {}
-        for name, x in tensors.items():
-            begin = time.monotonic()
-            made[name] = carriers[name].pack(carriers[name].scheme.encode(x, token_axis=2))
-            on_encoded(name, begin, time.monotonic())
-        return EncodedSource(made)
+        return EncodedSource(
+            {name: carriers[name].pack(carriers[name].scheme.encode(x, token_axis=2)) for name, x in tensors.items()}
+        )
 
     def sent(self, shapes: Shapes) -> Mapping[str, Layout]:
         """Their carriers."""
@@ -168,9 +182,9 @@ def _by_kind(keys: Params, values: Params) -> Callable[[str], Params]:
     return lambda name: values if kind_of(name) == "value" else keys
 
 
-def methods(calibration: str | None = None) -> dict[str, Method]:
-    """All transfers by name; one more with a calibration, which is given as JSON."""
-    schemes: dict[str, tuple[str, str]] = {
+def by_name(calibration: str | None = None) -> dict[str, Method]:
+    """All methods; one more with a calibration, which is given as JSON."""
+    schemes = {
         "bf16": ("bf16", "BF16"),
         "int8": ("int8", "INT8 (one scale a tensor)"),
         "int8-token": ("int8-token", "INT8 (a scale for each token and head)"),
@@ -182,24 +196,21 @@ def methods(calibration: str | None = None) -> dict[str, Method]:
     short = _by_kind(Params.keys(residual_bits=3), Params.values(residual_bits=3))
     fine = _by_kind(Params.keys(anchor_bits=5, residual_bits=2, chunk=128), Params.values(residual_bits=3))
     made: list[Method] = [
-        Lynx("lynx", "Lynx", "full", drafts=True, params=presets),
-        Lynx("lynx-4+3", "Lynx, 4+3 bits", "full", drafts=True, params=short),
-        Lynx("lynx-5+2", "Lynx, keys 5+2 and values 4+3 bits", "full", drafts=True, params=fine),
-        Lynx("lynx-encoded", "Lynx, encoded before", "full", drafts=True, params=presets, before=True),
+        Lynx("lynx", "Lynx", params=presets),
+        Lynx("lynx-4+3", "Lynx, 4+3 bits", params=short),
+        Lynx("lynx-5+2", "Lynx, keys 5+2 and values 4+3 bits", params=fine),
+        EncodedLynx("lynx-encoded", "Lynx, encoded before", params=presets),
     ]
     if calibration is not None:
         found = Calibration.from_json(calibration)
-        made.append(Lynx(CALIBRATED, "Lynx, calibrated", "full", drafts=True, params=found.__getitem__))
-    made += [
-        Monolithic(name, title, "anchor", drafts=False, scheme=baselines.get(scheme))
-        for name, (scheme, title) in schemes.items()
-    ]
+        made.append(Lynx(CALIBRATED, "Lynx, calibrated", params=found.__getitem__))
+    made += [Monolithic(name, title, scheme=baselines.get(scheme)) for name, (scheme, title) in schemes.items()]
     return {method.name: method for method in made}
 
 
 def of(job: Job) -> Method:
-    """The transfer of a job; raises `ParamsError` if there is none of that name."""
-    found = methods(job.calibration)
+    """The method of a job; raises `ParamsError` if there is none of that name."""
+    found = by_name(job.calibration)
     if job.method == CALIBRATED and job.calibration is None:
         raise ParamsError(f"the transfer {CALIBRATED} needs a calibration, got none")
     if job.method not in found:
