@@ -304,7 +304,7 @@ COMMANDS = [
     ("lab", "capture", URL, "-o", "kv.safetensors", "--model", URL),
     ("lab", "quality", URL, "--model", URL),
     ("e2e", "--text", URL),
-    ("e2e", "--png", URL),
+    ("e2e", "--plot", URL),
     ("info", "a.lynx", URL),
     (URL,),
     ("info", f"--{URL}"),
