@@ -30,7 +30,7 @@ Texts = Annotated[
 ]
 Model = Annotated[
     Path | None,
-    typer.Option(help="folder of a Hugging Face model, or .gguf file [default: SmolLM2-135M, through pip]"),
+    typer.Option(help="folder of a Hugging Face model, or .gguf file; by default SmolLM2-135M, through pip"),
 ]
 Compute = Annotated[str, typer.Option(help="what the model is computed in: float32 or bfloat16")]
 Device = Annotated[str, typer.Option(help="where the model is computed, as torch names it")]
