@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lynxq.cli import e2e
+from lynxq.e2e import methods
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "e2e-smollm2.json"
 
@@ -25,6 +28,13 @@ def test_the_page_is_what_the_report_writes():
     command = [sys.executable, str(ROOT / "bench" / "e2e.py"), "--report", "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_page_and_the_help_name_every_method():
+    names = set(methods.by_name())
+    page = (ROOT / "docs" / "e2e.md").read_text(encoding="utf-8")
+    assert {name for name in names | {methods.CALIBRATED} if f"`{name}`" not in page} == set()
+    assert set(e2e._METHODS.split(", ")) == names
 
 
 def row(method, prompt=2048, link=25.0, **more):

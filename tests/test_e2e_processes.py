@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from lynxq import calibrate, synthetic
 from lynxq.cli import app
 from lynxq.e2e import Job, Outcome, Session
 from lynxq.errors import ShapeError, WorkerError
@@ -340,3 +341,48 @@ def test_the_command_line_refuses_before_it_loads_a_model(options, message, tmp_
     result = CliRunner().invoke(app, ["e2e", *options])
     assert message in str(result.exception)
     assert Path("there.png").read_text(encoding="utf-8") == "kept"
+
+
+class Asked:
+    """A session that runs nothing, and says which jobs it was given."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+    def check_length(self, *_):
+        pass
+
+    async def tokens(self, _):
+        return list(range(16))
+
+    async def prefill(self, _):
+        pass
+
+    async def costs(self, _):
+        return {"step": 0.1}
+
+    async def run(self, job):
+        return Outcome(job=job)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("int8,lynx", ["int8", "lynx", "lynx-calibrated"]), ("lynx-calibrated,int8", ["lynx-calibrated", "int8"])],
+)
+def test_a_calibration_is_one_more_method(named, expected, tmp_path, monkeypatch):
+    found = calibrate(synthetic.cache(256, 1, 16), token_axis=0)
+    (tmp_path / "params.json").write_text(found.to_json(), encoding="utf-8")
+    monkeypatch.setattr("lynxq.e2e.Session", Asked)
+    options = ["--params", str(tmp_path / "params.json"), "--tokens", "16", "--rate", "1", "--json"]
+    result = CliRunner().invoke(app, ["e2e", "--methods", named, *options], catch_exceptions=False)
+    jobs = [row["job"] for row in json.loads(result.stdout)]
+    assert [job["method"] for job in jobs] == expected
+    assert [job["calibration"] for job in jobs] == [
+        found.to_json() if job["method"] == "lynx-calibrated" else None for job in jobs
+    ]

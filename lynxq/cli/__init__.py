@@ -10,8 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import lynxq
-from lynxq.cli import calibrate, console, convert, evaluation, inspect, lab
-from lynxq.cli.e2e import e2e
+from lynxq.cli import calibrate, console, convert, e2e, evaluation, inspect, lab
 
 #: What is raised for wrong arguments; of click itself, or of typer's own copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -56,7 +55,7 @@ for _command in (*_COMMANDS, inspect.warmup, evaluation.demo):
     app.command()(_command)
 app.command("eval")(evaluation.eval_)
 app.add_typer(lab.app)
-app.command()(e2e)
+app.command()(e2e.e2e)
 
 
 def main() -> None:

@@ -20,6 +20,8 @@ from lynxq.calibration import Calibration
 from lynxq.cli import console, params_file
 from lynxq.cli.methods import names
 
+#: What there is, for the help; the module that has them takes seconds to import.
+_METHODS = "bf16, int8, int8-token, int4, kivi4, lynx, lynx-4+3, lynx-5+2, lynx-encoded"
 _DEFAULT = "bf16,int8,int4,kivi4,lynx,lynx-4+3"
 
 
@@ -64,37 +66,39 @@ class Display:
 
 def e2e(
     text: Annotated[
-        str, typer.Option(help="What the prompt is the beginning of: a file, python-reference or python-source.")
+        str, typer.Option(help="what the prompt is the beginning of: UTF-8 file, or python-reference, or python-source")
     ] = "python-reference",
     model: Annotated[
-        str | None, typer.Option(help="Folder or .gguf file of a model; SmolLM2-135M-Instruct by default.")
+        str | None,
+        typer.Option(help="folder of a Hugging Face model, or .gguf file; by default SmolLM2-135M, through pip"),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", "-t", min=2, help="Tokens of the prompt.")] = 1024,
-    new: Annotated[int, typer.Option("--new", "-n", min=1, help="Tokens to generate.")] = 64,
-    methods: Annotated[str, typer.Option(help="Transfers to compare, with commas between them.")] = _DEFAULT,
+    tokens: Annotated[int, typer.Option("--tokens", "-t", min=2, help="tokens of the prompt")] = 1024,
+    new: Annotated[int, typer.Option("--new", "-n", min=1, help="tokens to generate")] = 64,
+    methods: Annotated[str, typer.Option(help=f"names separated by commas, of {_METHODS}")] = _DEFAULT,
     like: Annotated[
-        float, typer.Option(min=0.1, help="Slow the link down to what so many Gbit/s are to the paper's model.")
+        float, typer.Option(min=0.1, help="slow the link down to what so many Gbit/s are to the paper's model")
     ] = 25.0,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="MB/s of the link, instead of --like.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampled decoding.")] = 0,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="MB/s of the link, instead of --like")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 for greedy decoding")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="of the random numbers")] = 0,
     parameter_file: Annotated[
         Path | None,
         typer.Option(
-            "--params", help="JSON of lynxq calibrate, for the transfer lynx-calibrated", exists=True, dir_okay=False
+            "--params", help="JSON of lynxq calibrate: one more method, lynx-calibrated", exists=True, dir_okay=False
         ),
     ] = None,
     approximate: Annotated[
-        bool, typer.Option("--allow-approximate", help="Go on from the anchor if the residual never comes.")
+        bool, typer.Option("--allow-approximate", help="go on from the anchor if the residual never comes")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that was measured as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw who did what when into this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing picture.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print all that was measured as JSON")] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw who did what when into this file, as its suffix says")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing picture")] = False,
 ) -> None:
     """Send a real model's cache from one process to another, and compare when its tokens are there.
 
     Lynx drafts from the anchor while the residual is in flight, verifies when it is there, and goes on. The others wait
     for their cache. All use the same transport, and each can use a layer as soon as it is there.
+    Example: lynxq e2e --tokens 2048 --plot timeline.png
     """
     from lynxq.lab import texts
 
@@ -109,9 +113,9 @@ def e2e(
         "seed": seed,
         "cap": min(64, new),
         "allow_approximate": approximate,
-        "calibration": None if parameter_file is None else _calibration(parameter_file),
     }
-    outcomes, link = asyncio.run(_compare(words, model, names(methods), (like, rate), options))
+    calibration = None if parameter_file is None else _calibration(parameter_file)
+    outcomes, link = asyncio.run(_compare(words, model, names(methods), calibration, (like, rate), options))
     if as_json:
         typer.echo(json.dumps([outcome.to_dict() for outcome in outcomes], indent=2))
     else:
@@ -134,13 +138,20 @@ def _calibration(path: Path) -> str:
 
 
 async def _compare(
-    words: str, model: str | None, names: list[str], speed: tuple[float, float | None], options: dict[str, Any]
+    words: str,
+    model: str | None,
+    names: list[str],
+    calibration: str | None,
+    speed: tuple[float, float | None],
+    options: dict[str, Any],
 ) -> tuple[list[Any], float]:
     from lynxq.e2e import Job, Session, links, methods
 
     like, rate = speed
     tokens = options["prompt_tokens"]
     jobs = {name: Job(method=name, **options) for name in names}
+    if calibration is not None:
+        jobs[methods.CALIBRATED] = Job(method=methods.CALIBRATED, calibration=calibration, **options)
     titles = {name: methods.of(job).title for name, job in jobs.items()}  # refused before any work
     display = Display("loading the model in two processes")
     outcomes = []
