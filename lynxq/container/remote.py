@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 from lynxq.arguments import shown
 from lynxq.container import atomic
-from lynxq.container.failures import cause, os_error, os_errors
 from lynxq.container.ranges import HeldSource, Range, merged
 from lynxq.container.source import lock_of
+from lynxq.container.store_errors import cause, os_error, os_errors
 from lynxq.errors import MissingLibraryError, SourceError, TruncatedError, WriterError
 from lynxq.format.frames import Buffer
 from lynxq.libraries import need

@@ -15,9 +15,9 @@ from typing import Any
 
 from lynxq.arguments import shown
 from lynxq.container.atomic import replacing, write_all
-from lynxq.container.failures import os_errors
 from lynxq.container.remote import Remote, RemoteSource, of_url
 from lynxq.container.source import Readable
+from lynxq.container.store_errors import os_errors
 from lynxq.errors import ParamsError
 
 #: Names that are safe as file names and as keys of object stores, whatever made them.
