@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import find, given
 
 import lynxq
 from lynxq import LynxqError, Params, companding, testing
@@ -255,3 +255,9 @@ def test_immutable():
         del params.alpha
     with pytest.raises(TypeError):
         Params("token")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("fixed", [{"residual_bits": 9}, {"anchor_bits": 2}, {"anchor_bits": 6, "residual_bits": 3}])
+def test_the_strategy_leaves_what_is_wrong_with_fixed_fields_to_params(fixed):
+    with pytest.raises(ParamsError, match="_bits must be"):
+        find(testing.params(**fixed), lambda _: True)

@@ -48,6 +48,11 @@ def params(draw: st.DrawFn, /, **fixed: Any) -> Params:
     -------
     strategy of Params
 
+    Raises
+    ------
+    ParamsError
+        When an example is drawn, if the given fields are not valid together.
+
     Examples
     --------
     >>> from hypothesis import find
@@ -67,8 +72,9 @@ def params(draw: st.DrawFn, /, **fixed: Any) -> Params:
     pick("chunk", st.sampled_from(_divisors(pick("range_size", st.sampled_from(runs)))))
     anchor_bits, residual_bits = chosen.get("anchor_bits"), chosen.get("residual_bits")
     splits = [(a, r) for a, r in SPLITS if anchor_bits in (None, a) and residual_bits in (None, r)]
-    if splits:  # otherwise Params says what is wrong
-        anchor_bits, residual_bits = chosen["anchor_bits"], chosen["residual_bits"] = draw(st.sampled_from(splits))
+    if not splits:
+        return Params(**chosen)  # which says what is wrong
+    chosen["anchor_bits"], chosen["residual_bits"] = draw(st.sampled_from(splits))
     pick("alpha", st.sampled_from(_ALPHAS) | st.floats(0.01, 10.0))
     pick("center", st.sampled_from(("midrange", "mean")))
     pick("metadata", st.sampled_from(("u8", "u16", "f32")))
