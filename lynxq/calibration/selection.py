@@ -108,6 +108,7 @@ def calibrate(
     sizes = sorted({integer("pages", page, 8, MAX_PAGE, ParamsError) for page in pages})
     if not sizes:
         raise ParamsError("pages must have a size, got none")
+    # The presets, which every choice is compared with, have anchors of 4 bits, and a residual has at least 2.
     bits = integer("code_bits", code_bits, 6, CODE_BITS, ParamsError)
     count = integer("sample_tokens", sample_tokens, 1, 1 << 48, ParamsError)
     data = load(tensors, kind_of, layer_of, token_axis=token_axis, head_dim=head_dim)
