@@ -78,9 +78,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         method.name: method
         for method in (
             Method("pair", "keys preset for K, values preset for V", Params.keys(), Params.values()),
-            Method(
-                "pair-4+3", "presets with split 4+3", Params.keys(residual_bits=3), Params.values(residual_bits=3)
-            ),
+            Method("pair-4+3", "presets with split 4+3", Params.keys(residual_bits=3), Params.values(residual_bits=3)),
             Method("keys", "keys preset for K and V", Params.keys(), Params.keys()),
             Method("paper", "paper preset for K and V", Params.paper(), Params.paper()),
             *(Method.of_scheme(scheme) for scheme in baselines.SCHEMES.values()),
