@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/e2e.md, from the results of bench/e2e.py."""
+"""The tables and the picture of docs/e2e.md, and the table of README, from the results of bench/e2e.py."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Job:
     Parameters
     ----------
     method : str
-        As :func:`lynxq.e2e.methods.by_name` knows it.
+        One of those that ``lynxq e2e --methods`` takes.
     prompt_tokens : int
         Of the prefilled text; the last one of them is left to the decode side.
     new_tokens : int
@@ -38,7 +38,7 @@ class Job:
     check : bool
         Whether to compare the tokens with those from the full reconstruction afterwards.
     calibration : str, optional
-        JSON of a :class:`lynxq.calibration.Calibration`, for the method that is coded with it.
+        JSON of a :class:`lynxq.calibration.Calibration`, for the method ``lynx-calibrated``.
     """
 
     method: str
