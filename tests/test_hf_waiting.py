@@ -111,3 +111,55 @@ def test_states_from_elsewhere_fill_a_layer():
         assert bits(tensor) == bits(states(plain)[name].flip(0))
     with pytest.raises(ShapeError, match=r"'layer\.0\.key' must be of shape"):
         cache.fill("layer.0.key", torch.ones(2, 2, 299, 16))
+
+
+def _narrower(cache):
+    cache.truncate(0)
+
+
+def _empty(cache):
+    cache.reset()
+
+
+def _content_with_anchors(cache):
+    cache.required = "anchor"
+
+
+@pytest.mark.parametrize("change", [_narrower, _empty, _content_with_anchors])
+def test_a_pass_that_waits_for_what_is_not_needed_any_more_goes_on(change):
+    _, tensors = prefill(llama(), prompt(30))
+    cache = ProgressiveCache(tensors, timeout=600.0)
+    if change is _content_with_anchors:
+        cache.required = "full"
+        arrive(cache, tensors, "anchor")
+    looked, passed = threading.Event(), threading.Event()
+    layer = cache.layers[0]
+    wait = cache._gate._changed.wait_for
+
+    def waits(*arguments):
+        looked.set()
+        return wait(*arguments)
+
+    cache._gate._changed.wait_for = waits
+    token = layer.keys[:, :, :1].clone()
+    thread = threading.Thread(target=lambda: (layer.update(token, token), passed.set()), daemon=True)
+    thread.start()
+    assert looked.wait(30)
+    change(cache)  # takes the gate's lock, so the thread is asleep by then
+    assert passed.wait(30)
+
+
+@pytest.mark.parametrize("timeout", [1e10, 1e300])
+def test_a_pass_may_wait_for_longer_than_a_lock_can(timeout):
+    _, tensors = prefill(llama(), prompt(30))
+    cache = ProgressiveCache(tensors, timeout=timeout)
+    cache.fail(ConnectionResetError("peer is gone"))
+    token = cache.layers[0].keys[:, :, :1].clone()
+    with pytest.raises(CacheNotReadyError, match="peer is gone"):
+        cache.layers[0].update(token, token)
+    later = ProgressiveCache(tensors, timeout=timeout)
+    thread = threading.Timer(0.05, arrive, [later, tensors, "full"])
+    thread.start()
+    later.layers[0].update(token, token)
+    thread.join()
+    assert later.tier == "full"

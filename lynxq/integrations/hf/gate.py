@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from threading import Condition
+from threading import TIMEOUT_MAX, Condition
 
 from lynxq.errors import CacheNotReadyError
 from lynxq.layout import Tier
@@ -20,27 +20,35 @@ class Gate:
 
     Attributes
     ----------
-    tier : {"anchor", "full"}
-        What it waits for.
     waited : float
         Seconds that passes have waited so far.
     """
 
     def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+        self._timeout = min(timeout, TIMEOUT_MAX)
         self._changed = Condition()
         self._failure: BaseException | None = None
-        self.tier: Tier = "anchor"
+        self._tier: Tier = "anchor"
         self.waited = 0.0
 
     def __deepcopy__(self, memo: dict[int, object]) -> Gate:
         twin = Gate(self._timeout)
-        twin._failure, twin.tier = self._failure, self.tier
+        twin._failure, twin._tier = self._failure, self._tier
         memo[id(self)] = twin
         return twin
 
+    @property
+    def tier(self) -> Tier:
+        """What is waited for: "anchor" or "full"."""
+        return self._tier
+
+    @tier.setter
+    def tier(self, tier: Tier) -> None:
+        self._tier = tier
+        self.open()
+
     def open(self) -> None:
-        """Something arrived: let those who wait look again."""
+        """Something arrived, or is not needed any more: let those who wait look again."""
         with self._changed:
             self._changed.notify_all()
 

@@ -200,6 +200,7 @@ class ProgressiveLayer(DynamicLayer):
             for buffer in self._buffers:
                 buffer.tokens = min(buffer.tokens, tokens)
             self._states = [state[:tokens] for state in self._states]
+        self._gate.open()  # a pass may have waited for what is not needed any more
 
     def reset(self) -> None:
         """Drop all tokens; memory is kept."""
