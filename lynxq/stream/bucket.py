@@ -46,7 +46,7 @@ class TokenBucket:
 
     def _refill(self) -> None:
         now = self._clock()
-        self._tokens = min(self.burst, self._tokens + (now - self._since) * self.rate)
+        self._tokens = min(self.burst, self._tokens + max(now - self._since, 0.0) * self.rate)
         self._since = now
 
     @property

@@ -74,7 +74,8 @@ class Sender:
         Raises
         ------
         ProtocolError
-            If the receiver breaks a rule. What is left to send then says so; the connection is of no more use.
+            If the receiver breaks a rule. What is left to send then says so; the connection is of no more use. What it
+            ended before is among :meth:`ended`.
         PeerError
             If the receiver ended the connection with an error.
         """
@@ -88,6 +89,7 @@ class Sender:
                 if event is not None:
                     events.append(event)
         except LynxqError as error:
+            self._ended += [event for event in events if isinstance(event, Cancelled | Delivered)]
             self.fail(Code.PROTOCOL, str(error))
             raise
         return events
@@ -158,6 +160,8 @@ class Sender:
         if asked.sending is None:
             raise ProtocolError(f"request {record.request} asks for a page again that was never sent")
         asked.sending.again(STREAMS[record.kind], record.tensor, record.page)
+        while asked.sending.lost:  # at once: who reads no answers must not make them pile up
+            self._queue(asked.sending.lost.popleft())
 
     def _cancel(self, record: Record) -> Event | None:
         return None if self._requests.of(record) is None else self._forget(Cancelled(record.request))
@@ -246,11 +250,16 @@ class Sender:
         self._ended += [self._forget(Cancelled(request)) for request in self._requests.numbers()]
 
     def ended(self) -> list[Event]:
-        """Requests that ended since the last call, but not by a record of the receiver: `Ended`, and `Cancelled` if
-        the connection is gone.
+        """Requests that ended since the last call, and that `receive` did not return: `Ended`, `Cancelled` if the
+        connection is gone, and what the receiver ended before it broke a rule.
         """
         events, self._ended = self._ended, []
         return events
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a record other than data waits for the first connection."""
+        return self._control.waits(0)
 
     @property
     def waits_for_receiver(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl as tls
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -52,6 +51,7 @@ class Client:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._pages = 0
+        self._delivering = False
         #: How often a connection was made.
         self.connections = 0
 
@@ -74,13 +74,14 @@ class Client:
         self._receiver.close()
         for wire in self._wires:
             wire.finish()
-        if self._task is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    if self._wires:
-                        await asyncio.wait([self._task])
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._task is None:
+            return
+        try:
+            if self._wires:
+                await asyncio.wait([self._task], timeout=1.0)
+        finally:
+            self._task.cancel()  # also if it is the closing that is cancelled
+        await asyncio.gather(self._task, return_exceptions=True)
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -169,6 +170,17 @@ class Client:
 
     def _deliver(self) -> None:
         """Hand events over to the transfers, in the order of the receiver: anchors first."""
+        if self._delivering:  # a callback cancels something: it is told when the callback has returned
+            return
+        self._delivering = True
+        try:
+            self._deliver_all()
+        finally:
+            self._delivering = False
+        if not self._transfers:
+            self._wanted.clear()
+
+    def _deliver_all(self) -> None:
         while (event := self._receiver.next_event()) is not None:
             if isinstance(event, Closed):
                 for wire in self._wires:
@@ -186,9 +198,7 @@ class Client:
                 wrapped.__cause__ = error
                 transfer.fail(wrapped)
             if transfer.ended:
-                self._transfers.pop(event.request, None)  # a callback may have cancelled it
-        if not self._transfers:
-            self._wanted.clear()
+                self._transfers.pop(event.request, None)
 
     async def _run(self) -> None:
         """Keep a connection as long as there is something to receive."""
@@ -234,8 +244,12 @@ class Client:
         finally:
             self._wires = []
             self._receiver.disconnect()
-            for wire in wires:
-                await wire.close()
+            try:
+                for wire in wires:
+                    await wire.close()
+            finally:
+                for wire in wires:  # of no effect on what is closed
+                    wire.abort()
 
     def _give_up(self, what: str, error: BaseException | None) -> None:
         """End all transfers: the server cannot be reached, or sends nothing that can be used."""

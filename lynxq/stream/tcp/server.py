@@ -66,6 +66,7 @@ class Server:
         self._delivered: Counter[str] = Counter()
         self._begun = asyncio.Event()
         self._news = asyncio.Event()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         if self._server is not None:
@@ -84,6 +85,8 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening and end all connections at once."""
+        self._closed = True
+        self._news.set()  # nobody waits for a delivery that cannot come
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):
@@ -96,10 +99,22 @@ class Server:
         """Return when receivers have got all of a name that they asked for, so many times since the beginning.
 
         Only for names of a mapping: what a function finds may be without end, and is not counted; see `on_event`.
+
+        Raises
+        ------
+        ParamsError
+            If it is none of them.
+        TransferError
+            If the server has closed before.
         """
         if name not in self._names:
             raise ParamsError(f"deliveries are counted for the names of a mapping only, got {shown(name)}")
         while self._delivered[name] < times:
+            if self._closed:
+                found = self._delivered[name]
+                raise TransferError(
+                    f"{shown(name)} was delivered {found} of {times} times before the server was closed"
+                )
             self._news.clear()
             await self._news.wait()
 
@@ -121,7 +136,7 @@ class Server:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._connections) >= self._max_connections:
+        if task is None or self._closed or len(self._connections) >= self._max_connections:
             writer.transport.abort()
             return
         self._connections.add(task)

@@ -72,8 +72,8 @@ class Session:
         if len(data) > HEADER_SIZE:  # more than a sign of life
             self._progress = asyncio.get_running_loop().time()
         self._tell_ended()
-        if lane == 0:  # what the second connection waits for may be over now
-            self.wake_others(lane)
+        if lane == 0 or self.sender.has_answers:  # what the second connection waits for may be over now; or it is
+            self.wake_others(lane)  # the first one that has to say what was found when the second one was served
         return data
 
     def wake_others(self, lane: int) -> None:
@@ -131,15 +131,19 @@ class Session:
 
     def _tell_ended(self) -> None:
         for event in self.sender.ended():
-            self._host.tell(self.names.pop(event.request, ""), event)
+            name = self.names.pop(event.request, None)
+            if name is not None:  # or the receiver broke a rule in the same breath, and nobody was told that it asked
+                self._host.tell(name, event)
 
     async def end(self) -> None:
         """The first connection is gone, and with it the session."""
         searches = list(self._searches.values())
         for search in searches:
             search.cancel()
-        await asyncio.gather(*searches, return_exceptions=True)
-        self.lose()
+        try:
+            await asyncio.gather(*searches, return_exceptions=True)
+        finally:
+            self.lose()
 
     def lose(self) -> None:
         """A connection is gone, and with it the session: forget all requests, end the other connection."""

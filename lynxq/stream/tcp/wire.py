@@ -174,7 +174,11 @@ class Wire:
         except (OSError, TimeoutError):
             pass
         finally:
-            self._writer.transport.abort()  # of no effect on what is closed
+            self.abort()  # of no effect on what is closed
+
+    def abort(self) -> None:
+        """Close the connection, and drop what the peer has not taken."""
+        self._writer.transport.abort()
 
 
 async def first_to_end(wires: list[Wire]) -> None:
