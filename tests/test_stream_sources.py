@@ -21,7 +21,16 @@ from lynxq.errors import (
     SourceFailedError,
 )
 from lynxq.format.assembler import Assembler
-from lynxq.stream import AnchorPage, ContainerSource, EncodedSource, EncodingSource, Failed, Recorder, RequestOpened
+from lynxq.stream import (
+    AnchorPage,
+    ContainerSource,
+    EncodedSource,
+    EncodingSource,
+    Failed,
+    Frame,
+    Recorder,
+    RequestOpened,
+)
 from lynxq.stream.messages import Code
 from tests.containers import flipped, frame, stored
 from tests.stream_tools import KEYS, WIDE, Pair, coded, damage, encoded, same, wide
@@ -282,6 +291,25 @@ def test_a_closed_source_leaves_no_thread():
         source.frame("anchor", 0, 1)
     with pytest.raises(SourceFailedError, match="closed"):
         source.place(20)
+
+
+def test_an_iterator_may_wait_for_who_uses_the_source_when_it_is_dropped():
+    """The source's lock is not held then."""
+    answered = []
+
+    def pieces():
+        try:
+            yield "k", wide(500).pages(0, 1)
+            yield "k", wide(500).pages(1, 2)
+        finally:
+            thread = threading.Thread(target=lambda: answered.append(source.frame("anchor", 0, 0)), daemon=True)
+            thread.start()
+            thread.join(5)
+            answered.append("end")
+
+    source = EncodingSource(layouts({"k": wide(500)}), pieces(), ahead=1)
+    source.close()
+    assert [type(each) for each in answered] == [Frame, str]
 
 
 # --- containers --------------------------------------------------------------------------------------

@@ -100,8 +100,9 @@ class EncodingSource(Source):
         finally:
             with self._changed:
                 self._ended = True
-                self._pieces = ()
+                pieces, self._pieces = self._pieces, ()
                 self._changed.notify_all()
+            del pieces  # without the lock: what an iterator does when it is dropped is its own matter
             self._wake()
 
     def _add(self, name: str, piece: Encoded) -> None:
