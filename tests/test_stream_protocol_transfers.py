@@ -1,9 +1,11 @@
 """The two state machines against each other: whole transfers, tiers, and names."""
 
+from dataclasses import replace
+
 import pytest
 
 import lynxq
-from lynxq import stream
+from lynxq import stream, testing
 from lynxq.errors import IncompleteError, ParamsError
 from lynxq.stream import (
     AnchorReady,
@@ -18,7 +20,7 @@ from lynxq.stream import (
 )
 from lynxq.stream.messages import Code
 from lynxq.stream.records import Type
-from tests.stream_tools import KEYS, SMALL, Pair, coded, encoded, records, source, wide
+from tests.stream_tools import KEYS, SMALL, WIDE, Pair, coded, encoded, records, source, wide
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -77,6 +79,18 @@ def test_a_source_without_residuals():
     assert pair.received[request].streams == ("anchor",)
     assert pair.received[request].tier("k") == "anchor"
     pair.check(request, tensors, "anchor")
+
+
+@pytest.mark.parametrize("bits", [(3, 2), (3, 5), (4, 3), (5, 3), (6, 2)])
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_codes_of_any_width(bits, tokens):
+    params = replace(WIDE, anchor_bits=bits[0], residual_bits=bits[1])
+    x = testing.contents("normal", (tokens, 40), "float32", 0)
+    tensors = {"k": lynxq.encode(x, params, token_axis=0)}
+    pair = Pair({"p": EncodedSource(tensors)}, limits=SMALL)
+    request = pair.ask("p")
+    pair.run()
+    pair.check(request, tensors)
 
 
 def test_a_request_without_pages_is_done_at_once():
