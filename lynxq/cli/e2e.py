@@ -96,8 +96,12 @@ def e2e(
     Lynx drafts from the anchor while the residual is in flight, verifies when it is there, and goes on. The others wait
     for their cache. All use the same transport, and each can use a layer as soon as it is there.
     """
+    from lynxq.e2e import schemes
     from lynxq.lab import texts
 
+    chosen = names(methods)
+    if parameter_file is not None and schemes.CALIBRATED not in chosen:
+        raise console.UsageError(f"--params is for the transfer {schemes.CALIBRATED}: name it in --methods")
     if plot is not None:  # what stands in the way of a picture is said before the work, not after it
         plots.image_format(plot)
         console.new_file(plot, force=force, source=Path(text))
@@ -111,7 +115,7 @@ def e2e(
         "allow_approximate": approximate,
         "calibration": None if parameter_file is None else _calibration(parameter_file),
     }
-    outcomes, link = asyncio.run(_compare(words, model, names(methods), (like, rate), options))
+    outcomes, link = asyncio.run(_compare(words, model, chosen, (like, rate), options))
     if as_json:
         typer.echo(json.dumps([outcome.to_dict() for outcome in outcomes], indent=2))
     else:
