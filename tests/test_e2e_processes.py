@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from lynxq import calibrate, synthetic
 from lynxq.cli import app
 from lynxq.e2e import Job, Outcome, Session
-from lynxq.errors import ShapeError, WorkerError
+from lynxq.errors import ParamsError, ShapeError, WorkerError
 from tests import tiny_model
 
 PROMPT = 700
@@ -219,9 +219,63 @@ def test_a_run_that_takes_too_long_is_ended(processes):
     assert processes.run("int8").error is None
 
 
+@slow
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
+def test_a_prefill_process_that_answers_no_more_is_ended_and_the_next_run_starts_it_again(processes):
+    os.kill(processes.session.pid("prefill"), signal.SIGSTOP)
+    job = Job(method="bf16", prompt_tokens=PROMPT)
+    outcome = processes.do(processes.session.run(job, timeout=1.0))
+    assert "had not ended after 1 s" in outcome.error
+    assert processes.run("int8").error is None
+
+
+def test_a_prompt_that_cannot_be_prefilled_is_not_mixed_with_the_one_before(processes):
+    ids, session = list(processes.session._ids), processes.session
+    with pytest.raises(ParamsError, match="a token must be an integer"):
+        processes.do(session.prefill("abc"))
+    assert processes.run("int8", check=False).error is None  # refused before anything changed
+    with pytest.raises(WorkerError, match="prefill process: IndexError"):
+        processes.do(session.prefill([*ids[::-1][:20], tiny_model.VOCABULARY, 0]))
+    outcome = processes.run("int8", prompt_tokens=10)
+    assert "prefill process: IndexError" in outcome.error
+    assert outcome.tokens == []
+    processes.do(session.prefill(np.array(ids)))  # any integers
+    assert processes.run("int8").error is None
+
+
+def test_a_session_that_was_not_entered_or_is_closed_starts_no_process(folder):
+    session = Session(str(folder))
+
+    async def refused():
+        for awaitable in (session.prefill([1, 2]), session.tokens("a"), session.costs(1), session.kill("decode")):
+            with pytest.raises(WorkerError):
+                await awaitable
+        with pytest.raises(WorkerError, match="no process 'decode'"):
+            session.pid("decode")
+        session.cancel()
+
+    asyncio.run(refused())
+    assert not session._children
+
+
 def test_more_tokens_than_there_are_is_refused(processes):
     with pytest.raises(WorkerError, match="has 700 tokens, 701 are wanted"):
         processes.run("lynx", prompt_tokens=701)
+
+
+def test_the_runs_of_a_session_come_one_after_another(processes):
+    """Two at once would mix what their processes tell."""
+
+    async def both():
+        jobs = [Job(method=name, prompt_tokens=40, new_tokens=4) for name in ("int8", "bf16")]
+        return await asyncio.gather(*map(processes.session.run, jobs), return_exceptions=True)
+
+    first, second = processes.do(both())
+    assert first.error is None
+    assert len(first.tokens) == 4
+    assert isinstance(second, WorkerError)
+    assert "one after another" in str(second)
+    assert processes.run("int8", prompt_tokens=40, new_tokens=4, cap=4).tokens == first.tokens
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused_and_what_was_prefilled_stays(processes):
@@ -328,6 +382,8 @@ def test_the_command_line(folder, tmp_path, as_json):
     [
         (["--methods", "lynx,zip"], "a transfer must be one of"),
         (["--methods", "lynx,int8, lynx"], "lynx is named more than once"),
+        (["--methods", "lynx,,int8"], "--methods must be names with commas between them"),
+        (["--methods", ","], "--methods must be names with commas between them"),
         (["--plot", "there.png"], "pass --force to replace it"),
         (["--plot", "nowhere/r.png"], "nowhere is not a folder"),
         (["--plot", "r.bogus"], "bogus"),

@@ -135,3 +135,11 @@ def test_what_cannot_be_filled_in(given):
     _, tensors = prefill(llama(), prompt(20))
     with pytest.raises(DTypeError, match="must be of type Tensor"):
         ProgressiveCache(tensors).fill("layer.0.key", given)
+
+
+def test_filling_with_integers_is_refused_and_changes_nothing():
+    cache, tensors = prefill(llama(), prompt(30))
+    progressive = ProgressiveCache(tensors)
+    with pytest.raises(DTypeError, match=r"layer\.0\.key.* floating-point .*int8"):
+        progressive.fill("layer.0.key", cache.layers[0].keys.to(torch.int8))
+    assert progressive.tier_of(0) is None

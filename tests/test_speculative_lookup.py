@@ -1,10 +1,13 @@
 """Lookup: what is proposed is a piece of the reference, and the right one."""
 
+import json
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lynxq.errors import ParamsError
+from lynxq.errors import DTypeError, ParamsError
 from lynxq.speculative import Lookup
 
 TOKENS = st.integers(0, 3)
@@ -124,3 +127,28 @@ def test_nothing_is_proposed_from_nothing():
 def test_limits_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ParamsError, match=next(iter(wrong))):
         Lookup([1], **wrong)
+
+
+def test_tokens_of_other_integer_types_are_proposed_as_plain_integers():
+    lookup = Lookup(np.arange(10))
+    lookup.extend(np.array([3], np.uint16))
+    assert json.dumps(lookup.propose(np.int64(1))) == "[4]"
+
+
+@pytest.mark.parametrize("wrong", [5, None, "12", [1.0], [None], ["1"], [[1]], np.zeros((2, 2), int), np.array(1)])
+def test_what_is_no_token_is_refused_and_changes_nothing(wrong):
+    with pytest.raises(DTypeError, match="reference"):
+        Lookup(wrong)
+    lookup = Lookup([1, 2, 3])
+    lookup.extend([1])
+    assert lookup.propose(8) == [2, 3]
+    with pytest.raises(DTypeError, match="text"):
+        lookup.extend(wrong)
+    assert lookup.propose(8) == [2, 3]
+
+
+@pytest.mark.parametrize("limit", [1.5, None, "1", True])
+def test_a_limit_is_an_integer(limit):
+    for lookup in (Lookup([]), Lookup([1])):
+        with pytest.raises(ParamsError, match="limit"):
+            lookup.propose(limit)

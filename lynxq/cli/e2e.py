@@ -102,6 +102,7 @@ def e2e(
     """
     from lynxq.lab import texts
 
+    chosen = names(methods)
     if plot is not None:  # what stands in the way of a picture is said before the work, not after it
         plots.image_format(plot)
         console.new_file(plot, force=force, source=Path(text))
@@ -115,7 +116,7 @@ def e2e(
         "allow_approximate": approximate,
     }
     calibration = None if parameter_file is None else _calibration(parameter_file)
-    outcomes, link = asyncio.run(_compare(words, model, names(methods), calibration, (like, rate), options))
+    outcomes, link = asyncio.run(_compare(words, model, chosen, calibration, (like, rate), options))
     if as_json:
         typer.echo(json.dumps([outcome.to_dict() for outcome in outcomes], indent=2))
     else:

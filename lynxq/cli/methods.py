@@ -13,9 +13,11 @@ Methods = Annotated[str, typer.Option(help=f"names separated by commas, or all: 
 
 
 def names(methods: str) -> list[str]:
-    """The names in an option, each once; raises `UsageError` if one comes again."""
+    """The names in an option, each once; raises `UsageError` if one comes again, or is empty."""
     found = [name.strip() for name in methods.split(",")]
     for name in found:
+        if not name:
+            raise console.UsageError(f"--methods must be names with commas between them, got {methods!r}")
         if found.count(name) > 1:
             raise console.UsageError(f"{name} is named more than once in --methods")
     return found

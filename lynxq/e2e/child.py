@@ -42,7 +42,7 @@ class Child:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
         self._ready: asyncio.Future[None]
-        self._process: asyncio.subprocess.Process
+        self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._errors = ""  # the end of what it wrote to standard error
 
@@ -57,10 +57,10 @@ class Child:
         self._ready = asyncio.get_running_loop().create_future()
         pipe = asyncio.subprocess.PIPE
         environment = {**os.environ, "LYNXQ_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_LINE, env=environment
         )
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_errors())]
+        self._tasks = [asyncio.create_task(self._listen(process)), asyncio.create_task(self._keep_errors(process))]
         try:
             async with asyncio.timeout(timeout):
                 await self._ready
@@ -70,13 +70,15 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Number of the process; raises `WorkerError` if it was not started."""
+        if self._process is None:
+            raise self._gone()
         return self._process.pid
 
     @property
     def alive(self) -> bool:
         """Whether the process has not ended."""
-        return self._process.returncode is None
+        return self._process is not None and self._process.returncode is None
 
     async def call(self, kind: str, **what: Any) -> Any:
         """Send a command, and return its result.
@@ -102,11 +104,13 @@ class Child:
             self._send(kind, **what)
 
     def _send(self, kind: str, **what: Any) -> None:
-        if self._process.stdin is not None:
+        if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(line(kind, **what))
 
     async def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once, if it was started."""
+        if self._process is None:
+            return
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -116,6 +120,8 @@ class Child:
 
     async def stop(self) -> None:
         """Let the process end, which it does when its input does; kill it if it does not."""
+        if self._process is None:
+            return
         if self._process.stdin is not None:
             self._process.stdin.close()
         with suppress(TimeoutError):
@@ -124,32 +130,45 @@ class Child:
 
     # --- what it tells -----------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
-        out = self._process.stdout
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        failure: Exception | None = None
+        try:
+            await self._take(process.stdout)
+        except Exception as error:  # noqa: BLE001 - nobody listens any more: who waits for an answer is told, whatever it is
+            failure = error
+            with suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+        await asyncio.sleep(0)
+        for future in [self._ready, *self._calls.values()]:
+            if not future.done():
+                future.set_exception(self._gone(failure))
+
+    async def _take(self, out: asyncio.StreamReader | None) -> None:
         while out is not None and (data := await out.readline()):
             message = json.loads(data)
             kind = message["kind"]
             future = self._calls.get(message.get("call", 0))
             if kind == "ready":
-                self._ready.set_result(None)
+                if not self._ready.done():  # cancelled: nobody waits any more
+                    self._ready.set_result(None)
             elif kind == "result" and future is not None and not future.done():
                 future.set_result(message["result"])
             elif kind == "failed" and future is not None and not future.done():
                 future.set_exception(WorkerError(f"the {self.name} process: {message['error']}"))
             elif kind != "result":
                 self._listener(message)
-        await self._process.wait()
-        await asyncio.sleep(0)
-        for future in [self._ready, *self._calls.values()]:
-            if not future.done():
-                future.set_exception(self._gone())
 
-    async def _keep_errors(self) -> None:
-        source = self._process.stderr
+    async def _keep_errors(self, process: asyncio.subprocess.Process) -> None:
+        source = process.stderr
         while source is not None and (data := await source.read(4096)):
             self._errors = (self._errors + data.decode("utf-8", "replace"))[-_KEPT:]
 
-    def _gone(self) -> WorkerError:
+    def _gone(self, failure: Exception | None = None) -> WorkerError:
+        if self._process is None:
+            return WorkerError(f"the {self.name} process was not started")
+        if failure is not None:
+            return WorkerError(f"the {self.name} process was ended: {type(failure).__name__}: {failure}")
         said = self._errors.strip().splitlines()
         last = f": {said[-1]}" if said else ""
         return WorkerError(f"the {self.name} process ended with code {self._process.returncode}{last}")

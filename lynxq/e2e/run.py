@@ -111,12 +111,17 @@ class Run:
             self._transfer = transfer = await client.request(
                 "cache", self._method.tier, on_anchor_ready=self._arrived, on_residual_ready=self._arrived
             )
-            if dict(transfer.layouts) != dict(self._sent):
-                raise WorkerError("the prefill process sends other tensors than those that were asked for")
+            self._check(transfer)
             async for ready in transfer.ready():
                 await asyncio.to_thread(self._put, transfer, ready)
         except LynxqError as error:
             self._lose(error)
+        except Exception as error:  # noqa: BLE001 - generation must not wait for what nobody puts into the cache
+            self._lose(WorkerError(f"what arrived could not be used: {type(error).__name__}: {error}"))
+
+    def _check(self, transfer: Transfer) -> None:
+        if dict(transfer.layouts) != dict(self._sent):
+            raise WorkerError("the prefill process sends other tensors than those that were asked for")
 
     async def _watch(self) -> None:
         """Give up when nothing has arrived for too long."""

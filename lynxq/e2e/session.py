@@ -10,9 +10,10 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
+from lynxq.arguments import integer, shown
 from lynxq.e2e.child import Child
 from lynxq.e2e.records import Job, Outcome, Span
-from lynxq.errors import WorkerError
+from lynxq.errors import ParamsError, WorkerError
 from lynxq.lab.positions import check_length
 
 #: Told of progress: a message of one of the processes, with the name of the process as "actor".
@@ -23,7 +24,8 @@ class Session:
     """A prefill process and a decode process on this machine; use it with ``async with``.
 
     If one of them dies, the run that needed it ends with an outcome that says so, and :meth:`run` starts it again the
-    next time. Nothing waits for ever: each run has a time limit, after which its processes are killed.
+    next time. Nothing waits for ever: each run has a time limit, after which the process that it waits for is killed.
+    Outside of ``async with`` there are no processes, and what needs one raises `WorkerError`.
 
     Parameters
     ----------
@@ -51,6 +53,8 @@ class Session:
         self._watcher = watcher or (lambda _: None)
         self._timeout = start_timeout
         self._children: dict[str, Child] = {}
+        self._open = False
+        self._awaited = "decode"
         self._ids: list[int] = []
         self._positions: int | None = None
         self._prefilled = False
@@ -58,9 +62,11 @@ class Session:
         self._encoded: list[tuple[float, float]] = []
         self._begin = math.nan
         self._current = 0
+        self._running = False
         self.prefill_seconds = math.nan
 
     async def __aenter__(self) -> Self:
+        self._open = True
         try:
             _, decode = await asyncio.gather(self._child("prefill"), self._child("decode"))
             self._positions = await decode.call("positions")
@@ -76,11 +82,14 @@ class Session:
 
     async def close(self) -> None:
         """End both processes."""
+        self._open = False
         await asyncio.gather(*(child.stop() for child in self._children.values()))
         self._children.clear()
 
     async def _child(self, name: str) -> Child:
         """A process that is alive."""
+        if not self._open:
+            raise WorkerError("a session has processes only within `async with`")
         child = self._children.get(name)
         if child is None or not child.alive:
             child = Child(name, f"lynxq.e2e.{name}", self._model, listener=lambda message: self._told(name, message))
@@ -100,7 +109,12 @@ class Session:
 
     def pid(self, name: str) -> int:
         """Number of the process "prefill" or "decode"."""
-        return self._children[name].pid
+        return self._started(name).pid
+
+    def _started(self, name: str) -> Child:
+        if name not in self._children:
+            raise WorkerError(f"there is no process {shown(name)} in this session")
+        return self._children[name]
 
     async def tokens(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -141,9 +155,12 @@ class Session:
         ------
         ShapeError
             If it has more tokens than the model has positions.
+        ParamsError
+            If something in it is no token.
         """
         self.check_length(len(ids))
-        self._ids = list(ids)
+        self._ids = [integer("a token", token, 0, 1 << 31, ParamsError) for token in ids]
+        self._prefilled = False  # should this fail, the process has the cache of another prompt
         answer = await (await self._child("prefill")).call("prefill", ids=self._ids[:-1])
         self._prefilled = True
         self.prefill_seconds = answer["seconds"]
@@ -156,7 +173,8 @@ class Session:
         ----------
         job : Job
         timeout : float, optional
-            Seconds after which the decode process is killed; five minutes more than the job's own by default.
+            Seconds after which the process that is waited for is killed; five minutes more than the job's own by
+            default.
 
         Returns
         -------
@@ -166,13 +184,22 @@ class Session:
         Raises
         ------
         WorkerError
-            If the prefilled prompt is shorter.
+            If the prefilled prompt is shorter, or a run of this session is going on.
         ShapeError
             If the model has too few positions for all tokens of the job.
         """
         if job.prompt_tokens > len(self._ids):
             raise WorkerError(f"the prefilled prompt has {len(self._ids)} tokens, {job.prompt_tokens} are wanted")
         self.check_length(job.prompt_tokens, job.new_tokens)
+        if self._running:
+            raise WorkerError("a run is going on: the runs of a session come one after another")
+        self._running = True
+        try:
+            return await self._measured(job, timeout)
+        finally:
+            self._running = False
+
+    async def _measured(self, job: Job, timeout: float | None) -> Outcome:
         number = self._current = next(self._runs)
         self._encoded, self._begin = [], math.nan
         limit = job.residual_timeout + 300 if timeout is None else timeout
@@ -182,7 +209,7 @@ class Session:
         except WorkerError as error:
             outcome = Outcome(job=job, error=str(error))
         except TimeoutError:
-            await self._children["decode"].kill()
+            await self._children[self._awaited].kill()
             outcome = Outcome(job=job, error=f"the run had not ended after {limit:g} s")
         outcome.spans += [
             Span(actor="prefill", what="encode", begin=begin - self._begin, end=end - self._begin)
@@ -193,10 +220,12 @@ class Session:
 
     async def _run(self, job: Job, number: int) -> Outcome:
         decode, sender = await self._child("decode"), await self._child("prefill")
+        self._awaited = "prefill"
         if not self._prefilled:
             await self.prefill(self._ids)
         tokens = job.prompt_tokens - 1
         where = await sender.call("serve", run=number, tokens=tokens, job=asdict(job))
+        self._awaited = "decode"
         try:
             answer = await decode.call(
                 "run", run=number, host="127.0.0.1", port=where["port"], last=self._ids[tokens], job=asdict(job)
@@ -213,4 +242,4 @@ class Session:
 
     async def kill(self, name: str) -> None:
         """Kill the process "prefill" or "decode", as a test of faults."""
-        await self._children[name].kill()
+        await self._started(name).kill()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
-from lynxq.arguments import integer
-from lynxq.errors import ParamsError
+from lynxq.arguments import integer, shown
+from lynxq.errors import DTypeError, ParamsError
 
 #: Proposed tokens for each one that the text and the reference agree in.
 _GROWTH = 2
+_MOST = 1 << 31
 
 
 class Lookup:
@@ -37,7 +39,9 @@ class Lookup:
     Raises
     ------
     ParamsError
-        If `most` is no integer from 0, or `patience` none from 1.
+        If `most` is no integer from 0, or `patience` none from 1; also from `propose`, for a limit that is no integer.
+    DTypeError
+        If the reference, or a text, is not an iterable of integers.
 
     Notes
     -----
@@ -60,9 +64,9 @@ class Lookup:
     """
 
     def __init__(self, reference: Iterable[int], *, most: int = 16, patience: int = 4) -> None:
-        self._reference = tuple(reference)
-        self._most = integer("most", most, 0, 1 << 31, ParamsError)
-        self._patience = integer("patience", patience, 1, 1 << 31, ParamsError)
+        self._reference = tuple(_tokens("the reference", reference))
+        self._most = integer("most", most, 0, _MOST, ParamsError)
+        self._patience = integer("patience", patience, 1, _MOST, ParamsError)
         self._agreeing = [0] * (len(self._reference) + 1)  # tokens before each place that the text ends with, too
         self._in_step = 0
         self._proposal: list[int] = []
@@ -70,6 +74,7 @@ class Lookup:
 
     def propose(self, limit: int) -> list[int]:
         """The tokens that may come next, at most `limit`; none if there is nothing to go by."""
+        limit = integer("limit", limit, -_MOST, _MOST, ParamsError)
         self._proposal = []
         places = range(len(self._reference))
         if not places or limit <= 0:
@@ -83,7 +88,7 @@ class Lookup:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Go on with the text: what came of the last proposal, or of a pass without one."""
-        tokens = list(tokens)
+        tokens = _tokens("the text", tokens)
         if self._proposal and tokens:
             self._wrong = 0 if tokens[0] == self._proposal[0] else self._wrong + 1
         self._proposal = []
@@ -91,3 +96,11 @@ class Lookup:
             before = zip(self._agreeing, self._reference, strict=False)
             self._agreeing = [0, *(count + 1 if token == other else 0 for count, other in before)]
         self._in_step += len(tokens)
+
+
+def _tokens(what: str, tokens: Iterable[int]) -> list[int]:
+    """Tokens as Python's integers, whatever integers they are: an equal token of another type is the same token."""
+    try:
+        return [operator.index(token) for token in tokens]
+    except TypeError:
+        raise DTypeError(f"{what} must be an iterable of integers, got {shown(tokens)}") from None

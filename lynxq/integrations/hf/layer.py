@@ -99,6 +99,8 @@ class ProgressiveLayer(DynamicLayer):
         """Take keys or values of the whole prefix as they are; see :meth:`ProgressiveCache.fill`."""
         name = tensor_name(self._index, KINDS[which])
         instance(name, states, torch().Tensor, DTypeError)
+        if not states.is_floating_point():
+            raise DTypeError(f"{name!r} must be of a floating-point dtype, got {states.dtype}")
         if tuple(states.shape) != self._shapes[which]:
             raise ShapeError(f"{name!r} must be of shape {self._shapes[which]}, got {tuple(states.shape)}")
         with self._lock:

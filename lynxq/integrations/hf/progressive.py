@@ -110,7 +110,12 @@ class ProgressiveCache(Cache):
         name : str
             As in `tensors`.
         states : tensor, shape ``[batch, heads, tokens, head dim]``
-            As the tensor was described.
+            As the tensor was described, of any floating-point dtype.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            If the states are not such of this tensor. The cache is unchanged.
         """
         layer, which = self._place(name)
         layer.fill(which, states)
