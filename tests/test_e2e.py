@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from lynxq import baselines
+from lynxq import baselines, calibrate
 from lynxq.e2e import Job, Outcome, Span, links, methods, timeline
 from lynxq.e2e.carrier import Carrier
 from lynxq.e2e.generation import Generation, Sampling
@@ -229,6 +229,13 @@ def test_jobs_that_make_no_sense_are_refused():
             Job(**{"method": "lynx", "prompt_tokens": 10, **wrong})
     with pytest.raises(ParamsError, match="must be one of lynx"):
         methods.of(Job(method="zip", prompt_tokens=2))
+
+
+def test_a_calibration_without_a_kind_is_refused_before_any_work():
+    found = calibrate({"layer.0.value": np.ones((64, 1, 64), np.float32)}, token_axis=0)
+    job = Job(method="lynx-calibrated", prompt_tokens=2, calibration=found.to_json())
+    with pytest.raises(ParamsError, match="key"):
+        methods.of(job)
 
 
 def test_the_picture_is_drawn(tmp_path):

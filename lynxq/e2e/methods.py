@@ -203,6 +203,8 @@ def by_name(calibration: str | None = None) -> dict[str, Method]:
     ]
     if calibration is not None:
         found = Calibration.from_json(calibration)
+        for kind in ("key", "value"):  # a kind that it lacks is said here, before any work
+            found[f"layer.0.{kind}"]
         made.append(Lynx(CALIBRATED, "Lynx, calibrated", params=found.__getitem__))
     made += [Monolithic(name, title, scheme=baselines.get(scheme)) for name, (scheme, title) in schemes.items()]
     return {method.name: method for method in made}
