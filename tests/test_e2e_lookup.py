@@ -1,6 +1,7 @@
 """Generation that proposes from the rejected rest of its draft: the tokens are those of generation without it."""
 
 from collections import Counter
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -10,11 +11,21 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lynxq.e2e import generation as generation_module
 from lynxq.e2e import timeline
 from lynxq.e2e.generation import Generation, Phase, Sampling
 from lynxq.integrations.hf import ProgressiveCache, from_cache
 from lynxq.lab import LanguageModel
+from lynxq.speculative import Lookup
 from tests import tiny_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eager():
+    """One token that agrees is enough, so that much is proposed, and much of it is wrong."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation_module, "Lookup", partial(Lookup, least=1))
+        yield
 
 
 class Tokens:

@@ -9,7 +9,7 @@ from lynxq.arguments import integer, shown
 from lynxq.errors import DTypeError, ParamsError
 
 #: Proposed tokens for each one that the text and the reference agree in.
-_GROWTH = 2
+_GROWTH = 4
 _MOST = 1 << 31
 
 
@@ -21,25 +21,25 @@ class Lookup:
     and these verifies them, by the rule of :func:`lynxq.speculative.verify` with ``Distributions.certain``.
 
     The place is that of the longest n-gram that the text ends with; of several, the one nearest to where the reference
-    would be if it had gone on in step since the last match. Twice as many tokens are proposed as agree there: 2 after
-    a single one, more as long as they turn out right. Where no token agrees, nothing is proposed, and after proposals
-    of which no token was right the n-gram has to be longer: a text that has nothing to do with the reference soon costs
-    next to nothing. Proposals are a function of the reference and the text alone. Each token of the text takes time in
-    proportion to the reference.
+    would be if it had gone on in step since the last match. Four times as many tokens are proposed as agree there,
+    more as long as they turn out right. Where less than `least` agree nothing is proposed, and after each proposal of
+    which no token was right one more has to: a text that has nothing to do with the reference costs next to nothing.
+    Proposals are a function of the reference and the text alone. Each token of the text takes time in proportion to
+    the reference.
 
     Parameters
     ----------
     reference : iterable of int
     most : int
         Tokens of a proposal, at most.
-    patience : int
-        After each so many proposals in a row without a right token, n-grams must be longer by one token, until a token
-        is right.
+    least : int
+        Tokens that must agree. The default is for processors on which a pass of a few tokens takes as long as two of
+        one token, so that a proposal must be right to pay. Where it takes as long as one, 1 pays more.
 
     Raises
     ------
     ParamsError
-        If `most` is no integer from 0, or `patience` none from 1; also from `propose`, for a limit that is no integer.
+        If `most` is no integer from 0, or `least` none from 1; also from `propose`, for a limit that is no integer.
     DTypeError
         If the reference, or a text, is not an iterable of integers.
 
@@ -51,22 +51,22 @@ class Lookup:
     Examples
     --------
     >>> from lynxq.speculative import Lookup
-    >>> lookup = Lookup([12, 5, 6, 7, 8, 9, 1, 2])
-    >>> lookup.extend([11])  # in place of 12, and nowhere in the reference
+    >>> lookup = Lookup([12, 5, 6, 7, 8, 9, 1, 2], least=2)
+    >>> lookup.extend([11, 5])  # 11 is in place of 12, and nowhere in the reference
     >>> lookup.propose(64)
     []
-    >>> lookup.extend([5])
+    >>> lookup.extend([6])
+    >>> lookup.propose(4)
+    [7, 8, 9, 1]
+    >>> lookup.extend([7, 8, 9, 1, 2])  # all were right, and one more token came of the pass
     >>> lookup.propose(64)
-    [6, 7]
-    >>> lookup.extend([6, 7, 8])  # both were right, and one more token came of the pass
-    >>> lookup.propose(64)
-    [9, 1, 2]
+    []
     """
 
-    def __init__(self, reference: Iterable[int], *, most: int = 16, patience: int = 4) -> None:
+    def __init__(self, reference: Iterable[int], *, most: int = 16, least: int = 3) -> None:
         self._reference = tuple(_tokens("the reference", reference))
         self._most = integer("most", most, 0, _MOST, ParamsError)
-        self._patience = integer("patience", patience, 1, _MOST, ParamsError)
+        self._least = integer("least", least, 1, _MOST, ParamsError)
         self._agreeing = [0] * (len(self._reference) + 1)  # tokens before each place that the text ends with, too
         self._in_step = 0
         self._proposal: list[int] = []
@@ -81,7 +81,7 @@ class Lookup:
             return []
         place = max(places, key=lambda one: (self._agreeing[one], -abs(one - self._in_step)))
         agreeing = self._agreeing[place]
-        if agreeing > self._wrong // self._patience:
+        if agreeing >= self._least + self._wrong:
             self._in_step = place
             self._proposal = list(self._reference[place : place + min(_GROWTH * agreeing, self._most, limit)])
         return list(self._proposal)
