@@ -186,6 +186,7 @@ def losslessness(result: dict[str, Any], many: dict[str, Any] | None) -> list[st
         f"| … whose tokens are those from the BF16 cache | {sum(bool(row.get('same_as_bf16')) for row, _ in greedy)} |",
         f"| tokens drafted and kept, greedy | {kept} of {drafted} ({kept / max(1, drafted):.1%}) |",
         f"| acceptance of a token, those before it kept | {token_rate(o for _, o in greedy):.1%} |",
+        *by_transfer([o for _, o in greedy]),
         (
             f"| sampled runs, and those that a replay over an independent reconstruction repeats "
             f"| {len(sampled)}, {sum(bool(o.same_as_full) for o in sampled)} |"
@@ -196,6 +197,20 @@ def losslessness(result: dict[str, Any], many: dict[str, Any] | None) -> list[st
         drafted, kept = sum(o.drafted for o in sampled), sum(o.accepted for o in sampled)
         lines.append(f"| tokens drafted and kept, sampled | {kept} of {drafted} ({kept / max(1, drafted):.1%}) |")
     return lines + looked_up("sampled", sampled)
+
+
+def by_transfer(found: list[Outcome]) -> list[str]:
+    """Acceptance of each transfer, where there are several."""
+    methods_of: dict[str, list[Outcome]] = {}
+    for o in found:
+        methods_of.setdefault(methods.of(o.job).title, []).append(o)
+    if len(methods_of) < 2:
+        return []
+    return [
+        f"| … {title}: {len(runs)} runs, {sum(o.accepted for o in runs)} of {sum(o.drafted for o in runs)} kept "
+        f"| {token_rate(runs):.1%} |"
+        for title, runs in methods_of.items()
+    ]
 
 
 def looked_up(kind: str, found: list[Outcome]) -> list[str]:
